@@ -101,7 +101,8 @@ class Remote:
                 await self._client.get(part)
 
     async def _listen(self) -> None:
-        async with self._client.stream("GET", "/events?since=0", timeout=None) as answer:
+        news = self._client.base_url.copy_with(path="/api/events", query=f"run={NAME},0,0".encode())
+        async with self._client.stream("GET", news, timeout=None) as answer:
             async for _ in answer.aiter_bytes():
                 pass
 

@@ -9,7 +9,7 @@ import pytest
 from uirl.errors import StorageError
 from uirl.runtime.limits import InputError
 from uirl.storage import labels as module
-from uirl.storage.labels import Label, LabelStore, read_sheet, write_sheet
+from uirl.storage.labels import Label, LabelStore, fields_of, read_sheet, write_sheet
 
 
 def test_labels_of_a_run_that_was_replaced_are_of_the_new_run(tmp_path):
@@ -79,3 +79,21 @@ def test_a_sheet_that_says_two_things_of_one_episode_is_refused():
     assert read_sheet("id,passed\na,yes\na,true\n") == {"a": Label(True)}
     with pytest.raises(InputError, match="line 3: got another label of 'a'"):
         read_sheet("id,passed\na,yes\na,no\n")
+
+
+def test_a_change_leaves_what_another_process_wrote(tmp_path):
+    mine, theirs = (LabelStore(tmp_path / "labels.sqlite") for _ in range(2))
+    assert mine.change("a", {"note": "wrong row"}) == mine.get("a")
+    theirs.change("a", {"passed": False})
+    changed = mine.change("a", {"error_step": 2})
+    assert (changed.passed, changed.error_step, changed.note) == (False, 2, "wrong row")
+    assert changed.by
+    assert mine.change("a", {"passed": True, "error_step": None}).note == "wrong row"
+    mine.close()
+    theirs.close()
+
+
+def test_only_fields_that_are_named_are_of_a_change():
+    assert fields_of({}) == {}
+    assert fields_of({"error_step": None, "note": None}) == {"error_step": None, "note": ""}
+    assert Label.read({"note": "x"}) == Label(None, None, "x")

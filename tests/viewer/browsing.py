@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 
 from uirl.environments.browser.page.page import Page
@@ -111,3 +112,18 @@ async def violations(tab: Tab) -> list[Any]:
         SECONDS,
     )
     return [one for one in found if one[1] in ("serious", "critical")]
+
+
+def stored(address: str, id: str) -> Any:
+    """Return the label of an episode of the run `first`."""
+    return httpx.get(f"{address}/api/runs/first/trajectories/{id}", timeout=SECONDS).json()["label"]
+
+
+async def stores(address: str, id: str, **wanted: Any) -> None:
+    """Wait until the label of an episode says this."""
+    for _ in range(SECONDS * 10):
+        label = await asyncio.to_thread(stored, address, id)
+        if label is not None and wanted.items() <= label.items():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"never stored {wanted}: {label}")

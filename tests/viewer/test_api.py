@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from urllib.parse import quote
 
 import pytest
 
 from tests.viewer.runs import make_run, picture, trajectory, turn
 from uirl.storage import TrajectoryStore
-from uirl.types import Action, Observation, ToolCall
+from uirl.types import Action, Observation, PictureTransform, ToolCall
 
 HOSTILE = "<script>alert(1)</script>\u2028\"'><img src=x onerror=alert(1)>\ud800"
 
@@ -24,7 +25,7 @@ def get(client, path, status=200):
 
 def test_runs_are_listed_and_new_ones_found(client, run):
     (first,) = get(client, "/api/runs")["runs"]
-    assert (first["key"], first["steps"], first["trajectories"], first["success"]) == ("first", 3, 3, 0.5)
+    assert (first["key"], first["steps"], first["trajectories"], first["training_success"]) == ("first", 3, 3, 0.5)
     make_run(run.parent / "second one")
     assert [one["key"] for one in get(client, "/api/runs")["runs"]] == ["first", "second-one"]
     assert get(client, "/api/runs/none", 404)["error"].startswith("there is no run 'none'")
@@ -272,3 +273,56 @@ def test_the_live_view_of_a_server_of_environments_is_linked(client, run, said, 
     (run / "serve.json").write_text(said)
     assert get(client, "/api/runs")["runs"][0]["serve_url"] == url
     assert get(client, "/api/runs/first")["serve_url"] == url
+
+
+def test_a_picture_that_was_fed_otherwise_has_another_address(client, run):
+    shot = picture("red", (56, 56))
+    urls = []
+    for name, size in (("one", (28, 28)), ("two", (14, 14))):
+        changed = turn("x", shot, pictures=(PictureTransform((56, 56), size),))
+        make_run(run.parent / name, [trajectory("a", [changed])])
+        (fed,) = get(client, f"/api/runs/{name}/trajectories/a/turns/0")["fed"]
+        urls.append(fed["url"])
+    assert len({url.rpartition("?")[2] for url in urls}) == 2
+    assert "immutable" in client.get(urls[0]).headers["cache-control"]
+    stale = urls[0].replace("/one/", "/two/")  # the address of what was there before the run was made anew
+    assert client.get(stale).headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "id", ["x/tokens", "x/turns/0", "x/label", "x/export.html", "..", ".", "a%2Fb", "a/b/", "q?x#y"]
+)
+def test_an_id_may_look_like_an_address(client, run, id):
+    make_run(run.parent / "odd", [trajectory(id), trajectory("x")])
+    place = f"/api/runs/odd/trajectories/{quote(f'{chr(0)}{id}' if id in ('.', '..') else id, safe='')}"
+    shown = get(client, place)
+    assert shown["id"] == id
+    assert get(client, f"{place}/turns/0")["index"] == 0
+    assert get(client, f"{place}/tokens?turn=0")["turn"] == 0
+    assert client.put(f"{place}/label", json={"passed": True}).status_code == 200
+    assert client.get(f"{place}/export.html").status_code == 200
+    for fed in get(client, f"{place}/turns/0")["fed"]:
+        assert client.get(fed["url"]).status_code in (200, 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "trajectories?after=WzEsMTAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMF0",
+        "trajectories?sort=step&after=WzEwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAsMV0",
+        "trajectories/b/turns/" + "1" * 5000,
+        "trajectories/b/turns/-1",
+        "fed/b/" + "1" * 5000 + "/0.png",
+        "trajectories/b/tokens?turn=" + "1" * 5000,
+    ],
+)
+def test_numbers_beyond_all_bounds_are_refused(client, path):
+    assert client.get(f"/api/runs/first/{path}").status_code in (400, 404)
+
+
+def test_a_run_whose_folder_has_no_name_in_utf_8_is_shown(client, run):
+    odd = os.fsdecode(b"bad\xffbytes")
+    make_run(run.parent / odd, [trajectory("a")])
+    (key,) = [one["key"] for one in get(client, "/api/runs")["runs"] if one["key"] != "first"]
+    assert get(client, f"/api/runs/{key}/trajectories")["count"] == 1
+    assert get(client, f"/api/runs/{key}/trajectories/a")["id"] == "a"

@@ -37,3 +37,13 @@ def test_every_metric_stands_in_one_chart() -> None:
     names = ["success", "success_low", "success_high", "time/collect", "time/other", "unheard/of"]
     drawn = [name for chart in charts_of(names) for name in [*chart["series"], *(chart["band"] or [])]]
     assert sorted(drawn) == sorted(names)
+
+
+def test_a_phase_before_the_first_update_has_charts_and_an_axis_of_its_own() -> None:
+    names = ["warm_start/step", "warm_start/loss", "warm_start/success", "warm_start/tokens", "policy_loss", "success"]
+    charts = {chart["title"]: chart for chart in charts_of(names)}
+    assert (charts["Success"]["series"], charts["Success"]["along"]) == (["success"], None)
+    assert charts["Losses"]["series"] == ["policy_loss"]
+    assert charts["Warm start, loss"]["series"] == ["warm_start/loss"]
+    assert charts["Warm start, success"]["along"] == "warm_start/step"
+    assert charts["more"]["series"] == ["warm_start/tokens"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from tests.viewer.browsing import viewer
@@ -16,12 +18,13 @@ from uirl.storage import TrajectoryStore
 from uirl.viewer import live
 
 SECONDS = 60
-EVENTS = "/api/runs/run/events"
+EVENTS = "/api/events?run=run,0,0"
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch):
     monkeypatch.setattr(live, "EVERY", 0.02)
+    monkeypatch.setattr(live, "MOST_STREAMS", 9)
 
 
 @pytest.fixture
@@ -78,12 +81,12 @@ def test_news_reach_every_listener(run):
         listeners = [Listener(address) for _ in range(5)]
         for one in listeners:
             assert [row["step"] for row in one.next("metrics")["rows"]] == [1, 2, 3]
-            assert one.next("trajectories") == {"count": 1}
+            assert one.next("trajectories") == {"run": "run", "count": 1}
         grow(run, 4)
         assert [[row["step"] for row in one.next("metrics")["rows"]] for one in listeners] == [[4]] * 5
         with TrajectoryStore(run / "trajectories.sqlite") as store:
             store.add(trajectory("b"), step=4)
-        assert [one.next("trajectories") for one in listeners] == [{"count": 2}] * 5
+        assert [one.next("trajectories")["count"] for one in listeners] == [2] * 5
         for one in listeners:
             one.close()
 
@@ -94,7 +97,7 @@ def test_one_who_comes_back_misses_nothing_and_hears_nothing_twice(run):
         place = first.next("metrics")["next"]
         first.close()
         grow(run, 4, 5)
-        again = Listener(address, f"{EVENTS}?since={place}")
+        again = Listener(address, f"/api/events?run=run,{place},0")
         assert [row["step"] for row in again.next("metrics")["rows"]] == [4, 5]
         again.close()
 
@@ -106,7 +109,7 @@ def test_a_file_that_is_replaced_is_said_to_begin_again(run):
         fresh = run / "fresh.jsonl"
         fresh.write_text('{"step": 1, "time": 2.0}\n')
         fresh.replace(run / "metrics.jsonl")
-        assert one.next("restart") == {}
+        assert one.next("restart") == {"run": "run"}
         assert [row["time"] for row in one.next("metrics")["rows"]] == [2.0]
         one.close()
 
@@ -140,7 +143,7 @@ def test_a_run_that_is_removed_does_not_end_the_stream(run):
         one = Listener(address)
         one.next("trajectories")
         (run / "trajectories.sqlite").unlink()
-        assert one.next("trajectories") == {"count": 0}
+        assert one.next("trajectories")["count"] == 0
         with TrajectoryStore(run / "trajectories.sqlite") as store:
             store.add_many([trajectory("x"), trajectory("y")], step=1)
         assert one.next("trajectories")["count"] == 2
@@ -156,9 +159,55 @@ def test_a_run_that_is_removed_does_not_end_the_stream(run):
     ],
 )
 def test_the_stream_is_guarded_as_all_else(client, headers):
-    assert client.get("/api/runs/run/events", headers=headers).status_code == 403
+    assert client.get(EVENTS, headers=headers).status_code == 403
 
 
-def test_a_stream_of_nothing_is_refused(client):
-    assert client.get("/api/runs/none/events").status_code == 404
-    assert client.get("/api/runs/run/events?since=x").status_code == 400
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("run=none,0,0", 404), ("run=run,x,0", 400), ("run=run", 400), ("run=run,0,2", 400), ("", 400)],
+)
+def test_a_stream_of_nothing_is_refused(client, query, status):
+    assert client.get(f"/api/events?{query}").status_code == status
+
+
+def test_one_stream_tells_of_several_runs(run):
+    make_run(run.parent / "other", [trajectory("a"), trajectory("b")])
+    with viewer(run.parent) as address:
+        one = Listener(address, "/api/events?run=run,0,0&run=other,0,0")
+        assert [one.next("trajectories") for _ in range(2)] == [
+            {"run": "run", "count": 1},
+            {"run": "other", "count": 2},
+        ]
+        grow(run.parent / "other", 4)
+        news = one.next("metrics")
+        assert (news["run"], [row["step"] for row in news["rows"]]) == ("other", [4])
+        one.close()
+
+
+def test_streams_leave_connections_for_the_rest(run, monkeypatch):
+    monkeypatch.setattr(live, "MOST_STREAMS", 2)
+    with viewer(run) as address:
+        held = [Listener(address) for _ in range(2)]
+        for one in held:
+            one.next("metrics")
+        refused = httpx.get(f"{address}{EVENTS}", timeout=SECONDS)
+        assert (refused.status_code, "enough streams" in refused.json()["error"]) == (429, True)
+        held[0].close()
+        for _ in range(SECONDS * 10):  # its place is free once it was noticed
+            with httpx.stream("GET", f"{address}{EVENTS}", timeout=SECONDS) as answer:
+                if answer.status_code == 200:
+                    break
+            time.sleep(0.1)
+        assert answer.status_code == 200
+        held[1].close()
+
+
+def test_a_file_that_cannot_be_read_any_more_ends_the_stream(run):
+    with viewer(run) as address:
+        one = Listener(address)
+        one.next("metrics")
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").mkdir()
+        assert one.ends()
+        one.close()
+        assert httpx.get(f"{address}/api/runs/run/metrics", timeout=SECONDS).status_code == 404

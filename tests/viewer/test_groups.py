@@ -102,3 +102,10 @@ def test_screens_are_compared_by_what_they_show(client, run):
         {"screens": {"a": 1, "b": 1}, "same": False},
     ]
     assert len(shown["members"][0]["turns"][0]["hash"]) == 16
+
+
+def test_a_group_that_is_larger_than_what_is_aligned_is_counted_whole(client, run, monkeypatch):
+    monkeypatch.setattr("uirl.viewer.groups.MOST_MEMBERS", 4)
+    make_run(run.parent / "large", [episode(f"e{i}", "ab", i % 2 == 0) for i in range(9)])
+    found = client.get("/api/runs/large/groups/g%2F1").json()
+    assert (len(found["members"]), found["count"], found["solved"]) == (4, 9, 5)

@@ -95,7 +95,6 @@ def test_a_run_that_is_removed_while_it_is_looked_at_is_gone_and_takes_no_labels
         "/trajectories/a",
         "/trajectories/a/turns/0",
         "/metrics",
-        "/events",
         "/labels.csv",
     ):
         assert client.get(f"/api/runs/gone{path}").status_code == 404, path

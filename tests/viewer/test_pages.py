@@ -192,6 +192,7 @@ async def test_labels_are_written_by_keys_and_stay(address: str) -> None:
     async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
 
         async def stored() -> Any:
+            await tab.until("document.querySelector('.labels [role=status]').innerText !== 'storing'")
             return (await client.get(label)).json()["label"]
 
         await tab.goto("#/run/first/t/wide/1")

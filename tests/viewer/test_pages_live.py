@@ -47,6 +47,9 @@ async def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
                 await tab.until(f"{points} >= 3")
                 before = await tab.ask(points)
                 await tab.until(f"{points} >= {before} + 3")
+                drawn = "Number(document.querySelector('.uplot').dataset.to)"
+                last = await tab.ask(drawn)
+                await tab.until(f"{drawn} >= {last} + 3")  # drawn, not only known
                 assert "live" in await tab.text(".figures")
                 await tab.goto("#/run/run/trajectories")
                 await tab.until("document.querySelectorAll('tbody tr').length > 10")

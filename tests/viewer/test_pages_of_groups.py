@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from tests.viewer.browsing import SECONDS, browsing, viewer
+from tests.viewer.browsing import browsing, stores, viewer
 from tests.viewer.runs import make_run, trajectory
 from tests.viewer.screens import WIDE, acted, clicked
 from uirl.storage import LearnedTokens, RunDirectory, TrajectoryStore
@@ -66,7 +65,7 @@ async def test_tokens_are_shown_with_their_ids_and_the_figure_that_was_chosen(ad
 
 
 async def test_siblings_are_aligned_and_one_key_labels_the_error(address: str) -> None:
-    async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
+    async with browsing(address) as tab:
         await tab.goto("#/run/first/g/siblings")
         await tab.until("document.querySelectorAll('tbody tr').length === 3")
         heads = await tab.ask("[...document.querySelectorAll('thead th')].map((th) => th.innerText.trim())")
@@ -82,8 +81,7 @@ async def test_siblings_are_aligned_and_one_key_labels_the_error(address: str) -
         assert "bad" in chosen
         await tab.press("e")
         await tab.until("document.querySelector('td[aria-selected=true]').innerText.includes('error')")
-        label = (await client.get(f"{address}/api/runs/first/trajectories/bad")).json()["label"]
-        assert {"passed": False, "error_step": 1}.items() <= label.items()
+        await stores(address, "bad", passed=False, error_step=1)
         await tab.press("down", "enter")
         await tab.until("location.hash === '#/run/first/t/worse/1'")
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.viewer.browsing import Tab, browsing, viewer, violations
 from tests.viewer.runs import make_run, picture, turn
-from uirl.types import Action, Failure, Observation, Task, ToolCall, Trajectory
+from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Verdict
+from uirl.viewer.export import _text
+from uirl.viewer.runs import Runs
+from uirl.viewer.text import shown
+from uirl.viewer.unseen import UNSEEN as UNSEEN_IN
+from uirl.viewer.unseen import visible
 
 TURNED = "\u202eexe.gnp\u202c and \x1b[2J\x00"
 """An editor shows 'png.exe', and where the sequence stands nothing."""
@@ -76,3 +84,85 @@ async def test_the_name_of_an_argument_leaves_room_for_its_value(address: str) -
         await opened(tab, "long")
         wide = "(w) => document.querySelector(w).getBoundingClientRect().width"
         assert await tab.ask(f"({wide})('.arguments > div:last-child dd') > ({wide})('.arguments') / 2")
+
+
+UNSEEN = "\u202eturned\u202c \u200f\u061c\u200b\u2060\ufeff\u00ad\u2028\u2029\u3164 \U000e0041 a\u200db \ufe0f"
+"""A character of every kind that has no glyph."""
+KEPT = "👩\u200d💻 ❤\ufe0f می\u200cخواهم क\u200dष Ünï\tcode\nline"
+"""Joiners and selectors where they belong."""
+CODES = (
+    "\\u202eturned\\u202c \\u200f\\u061c\\u200b\\u2060\\ufeff\\u00ad\\u2028\\u2029\\u3164 \\u{e0041} a\\u200db \\ufe0f"
+)
+
+
+async def test_pages_and_files_agree_on_what_cannot_be_seen(address: str) -> None:
+    assert (visible(UNSEEN), visible(KEPT)) == (CODES, KEPT)
+    assert not UNSEEN_IN.search(visible(UNSEEN))
+    every = "".join(
+        map(chr, [*range(0x20, 0x3000), *range(0xE000, 0x11000), 0x1BCA1, 0x1D175, *range(0xE0000, 0xE0200)])
+    )
+    spaced = f"{' '.join(every)} x{'x'.join(every)}x"
+    async with browsing(address) as tab:
+        await tab.goto("#/")
+        await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
+        for text in (UNSEEN, KEPT, spaced):
+            assert await tab.ask(f"format.visible({json.dumps(text)})") == visible(text)
+
+
+def test_a_terminal_and_a_file_show_no_such_character() -> None:
+    for text in (shown(UNSEEN), _text(UNSEEN)):
+        assert not UNSEEN_IN.search(text)
+    assert shown("a\rb") == "a\\x0db"
+
+
+async def test_no_page_shows_such_a_character_anywhere(tmp_path: Path) -> None:
+    """Whatever a run names: tasks, calls, arguments, verifiers, ends, levels, groups, metrics, folders."""
+    odd = UNSEEN
+    seen = Observation(odd, (picture(),), tool_results=(ToolResult(odd, {odd: odd}, True, odd),), info={odd: odd})
+    called = Action(f"{odd} reply", (ToolCall(odd, {odd: odd}),), odd)
+    one = turn(
+        observation=seen, action=called, tool_results=(ToolResult(odd, {odd: odd}, False, odd),), info={odd: odd}
+    )
+    episodes = [
+        Trajectory(
+            id=f"{n} {odd}",
+            task=Task(odd, goal=odd, checks={odd: odd}),
+            turns=[one, one],
+            group_id=odd,
+            stop_reason=odd,
+            level=odd,
+            verdict=Verdict(1.0 * n, n == 1, odd, odd, 1),
+            failure=Failure("environment", odd, 0) if n == 2 else None,
+            metrics={"success": float(n == 1), odd: 1.0},
+            sampling={odd: 1.0},
+            final=seen,
+        )
+        for n in range(3)
+    ]
+    run = make_run(tmp_path / "runs" / f"a {odd.replace('/', '')}", episodes, config=f"a: {odd!r}\n# {odd}\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "time": 1.0, odd: 1.0, f"stop/{odd}": None}) + "\n")
+    (run / "summary.json").write_text(
+        json.dumps({"success_after": 0.5, "stopped_because": odd, "controls": {odd: 0.5}})
+    )
+    (key,) = [one.key for one in Runs([str(tmp_path / "runs")]).all()]
+    ids = [quote(one.id, safe="") for one in episodes]
+    group = quote(odd, safe="")
+    pages = ["#/", f"#/run/{key}", f"#/run/{key}/trajectories?q={group}", f"#/run/{key}/trajectories"]
+    pages += [f"#/run/{key}/t/{id}/{turn}" for id in ids for turn in (0, 2)] + [f"#/run/{key}/g/{group}"]
+    words = (
+        "[document.title, document.body.innerText, ...[...document.querySelectorAll('*')].flatMap((one) =>"
+        " ['title', 'aria-label', 'alt', 'placeholder', 'label'].map((name) => one.getAttribute(name) ?? ''))]"
+        ".join('|')"
+    )
+    with viewer(tmp_path / "runs") as address:
+        async with browsing(address) as tab:
+            for page in pages:
+                await tab.goto(page)
+                await tab.ask("for (const one of document.querySelectorAll('details')) one.open = true;1")
+                await tab.ask("for (const one of document.querySelectorAll('button.section')) one.click();1")
+                await asyncio.sleep(0.3)
+                said = await tab.ask(words)
+                assert "\\u202e" in said or "q=" in page, page
+                found = UNSEEN_IN.search(said)
+                assert not found, (page, said[max(0, found.start() - 80) : found.end() + 20])

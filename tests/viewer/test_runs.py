@@ -61,7 +61,7 @@ def test_a_look_at_a_run_that_ended_does_not_make_it_live(client, runs, run, mon
     monkeypatch.setattr(module, "TrajectoryStore", lambda *a, **k: opened.append(1) or store(*a, **k))
     for _ in range(3):
         (listed,) = client.get("/api/runs").json()["runs"]
-        assert (listed["live"], listed["updated"]) == (False, 1e9)
+        assert (listed["state"], listed["updated"]) == ("stopped", 1e9)
         assert (run / "trajectories.sqlite-wal").exists(), "whoever reads a store makes its log, an empty one"
     assert opened == [1]
 

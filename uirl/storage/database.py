@@ -65,13 +65,23 @@ _AS_2 = (
 _REMEDIES = {
     "SQLITE_FULL": "the disk is full: free some space or move the run; a run goes on with --resume",
     "SQLITE_IOERR": "the disk is full or failing: free some space or move the run; a run goes on with --resume",
-    "SQLITE_BUSY": "another process is writing to it: stop that run first",
-    "SQLITE_LOCKED": "another process is writing to it: stop that run first",
+    "SQLITE_BUSY": "it is busy, another process holds it: try again in a moment, or stop that run first",
+    "SQLITE_LOCKED": "it is busy, another process holds it: try again in a moment, or stop that run first",
     "SQLITE_READONLY": "it is read-only here: open it with read_only=True, or fix the permissions",
     "SQLITE_CANTOPEN": "the file is missing or may not be opened: check the path and the permissions",
     "SQLITE_NOTADB": "it is no SQLite file: choose another path",
     "SQLITE_CORRUPT": "it is damaged: 'sqlite3 FILE .recover' saves what is left",
 }
+
+
+_UNTOUCHED = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
+"""Errors after which what was stored before can be read as before."""
+WAIT = 30.0
+"""Seconds that a writer waits for another one."""
+
+
+class StoreBusy(StorageError):
+    """Another process holds the file for longer than was waited."""
 
 
 class Connection(sqlite3.Connection):
@@ -102,13 +112,16 @@ def database_errors(what: str) -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         remedy = next((text for prefix, text in _REMEDIES.items() if name.startswith(prefix)), "nothing was written")
-        raise StorageError(f"{what}: {error}; {remedy}. What was stored before is still readable") from error
+        rest = ". What was stored before is still readable" if name.startswith(_UNTOUCHED) else ""
+        kind = StoreBusy if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else StorageError
+        raise kind(f"{what}: {error}; {remedy}{rest}") from error
 
 
-def connect(path: Path, *, read_only: bool) -> Connection:
+def connect(path: Path, *, read_only: bool, wait: float = WAIT) -> Connection:
     """Return a connection to the store at `path`, which is created where it is missing (not with `read_only`).
 
     A file of an earlier version of the schema is made one of this version, or with `read_only` is only read like one.
+    `wait`: seconds for which it waits where another process holds the file.
     With `read_only` a file in a folder that cannot be written is read as it is at that moment (`snapshot`).
     Raises `StorageError` for a missing file, another kind of file, or a version of the schema that is not known here.
     """
@@ -118,13 +131,13 @@ def connect(path: Path, *, read_only: bool) -> Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     with database_errors(f"cannot open the trajectory store {path}"):
         if not read_only:
-            return _opened(path, "", read_only=False)
+            return _opened(path, "", read_only=False, wait=wait)
         try:
-            return _opened(path, "?mode=ro", read_only=True)
+            return _opened(path, "?mode=ro", read_only=True, wait=wait)
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                 raise
-            return _opened(path, _alone(path), read_only=True)
+            return _opened(path, _alone(path), read_only=True, wait=wait)
 
 
 def _alone(path: Path) -> str:
@@ -134,10 +147,10 @@ def _alone(path: Path) -> str:
     return "?mode=ro&vfs=unix-none" if log.is_file() and log.stat().st_size else "?mode=ro&immutable=1"
 
 
-def _opened(path: Path, how: str, *, read_only: bool) -> Connection:
+def _opened(path: Path, how: str, *, read_only: bool, wait: float) -> Connection:
     address = path.absolute().as_uri() + how
     connection = sqlite3.connect(
-        address, uri=True, timeout=30, isolation_level=None, check_same_thread=False, factory=Connection
+        address, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, factory=Connection
     )
     try:
         if "vfs" in how:

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,8 @@ from uirl.storage.database import Connection, database_errors, transaction
 FILE = "labels.sqlite"
 SHEET = ("id", "passed", "error_step", "note", "by", "time")
 """Columns of a sheet; the last two are written, and not read."""
+WRITE_WAIT, READ_WAIT = 10_000, 1_000
+"""Milliseconds that it waits where another process holds the file."""
 LONGEST_NOTE = 10_000
 _APPLICATION_ID = 0x7569726D  # 'uirm'
 _SCHEMA = (
@@ -51,20 +53,27 @@ class Label:
     def read(cls, value: Any) -> Self:
         """Return the label of a JSON object with `passed`, `error_step` and `note`. Raises InputError that names the
         first wrong field."""
-        if not isinstance(value, Mapping) or set(value) - {"passed", "error_step", "note", "by", "time"}:
-            raise InputError(f"got {shown(value)}, expected an object with passed, error_step and note")
-        passed, step, note = value.get("passed"), value.get("error_step"), value.get("note") or ""
-        if passed is not None and not isinstance(passed, bool):
-            raise InputError(f"got passed={shown(passed)}, expected true, false or null")
-        if step is not None and (type(step) is not int or not 0 <= step < 2**31):
-            raise InputError(f"got error_step={shown(step)}, expected the index of a turn, from 0, or null")
-        if not isinstance(note, str) or len(note) > LONGEST_NOTE:
-            raise InputError(f"got note={shown(note)}, expected a text of at most {LONGEST_NOTE} characters")
-        return cls(passed, step, whole_characters(note))
+        return cls(**{"passed": None, **fields_of(value)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a label that a JSON object has, `passed`, `error_step` and `note`: what it does not name is
+    to stay as it is. Raises InputError that names the first wrong field."""
+    if not isinstance(value, Mapping) or set(value) - {"passed", "error_step", "note", "by", "time"}:
+        raise InputError(f"got {shown(value)}, expected an object with passed, error_step and note")
+    passed, step, note = value.get("passed"), value.get("error_step"), value.get("note") or ""
+    if passed is not None and not isinstance(passed, bool):
+        raise InputError(f"got passed={shown(passed)}, expected true, false or null")
+    if step is not None and (type(step) is not int or not 0 <= step < 2**31):
+        raise InputError(f"got error_step={shown(step)}, expected the index of a turn, from 0, or null")
+    if not isinstance(note, str) or len(note) > LONGEST_NOTE:
+        raise InputError(f"got note={shown(note)}, expected a text of at most {LONGEST_NOTE} characters")
+    found = {"passed": passed, "error_step": step, "note": whole_characters(note)}
+    return {name: found[name] for name in found if name in value}
 
 
 class LabelStore:
@@ -96,6 +105,20 @@ class LabelStore:
         """Replace the label of an episode; return it with who and when."""
         return self.set_many({id: label})[id]
 
+    def change(self, id: str, fields: Mapping[str, Any]) -> Label:
+        """Change some fields of the label of an episode (`fields_of`), or make one of them; return it with who and
+        when. What another process changed meanwhile stays."""
+        with self._lock, database_errors(f"cannot write {self.path}"):
+            connection = self._open(write=True)
+            assert connection is not None
+            with transaction(connection):
+                row = connection.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
+                old = Label(None) if row is None else _label(row[1:])
+                new = replace(old, **fields, by=_user(), time=time.time())
+                values = (id, new.passed, new.error_step, new.note, new.by, new.time)
+                connection.execute(_WRITE, values)
+        return new
+
     def set_many(self, labels: Mapping[str, Label]) -> dict[str, Label]:
         """Replace the labels of episodes, all or, on an error, none; return them with who and when."""
         now, by = time.time(), _user()
@@ -105,7 +128,7 @@ class LabelStore:
             connection = self._open(write=True)
             assert connection is not None
             with transaction(connection):
-                connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?)", rows)
+                connection.executemany(_WRITE, rows)
         return signed
 
     def remove(self, id: str) -> bool:
@@ -143,11 +166,13 @@ class LabelStore:
         if self._connection is not None and there != self._file:
             self.close()
         if self._connection is not None:
+            self._connection.execute(f"PRAGMA busy_timeout = {WRITE_WAIT if write else READ_WAIT}")
             return self._connection
         if not write and there is None:
             return None
+        wait = (WRITE_WAIT if write else READ_WAIT) / 1000
         connection = sqlite3.connect(
-            self.path, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+            self.path, timeout=wait, isolation_level=None, check_same_thread=False, factory=Connection
         )
         try:
             if not _is_made(connection):
@@ -177,6 +202,7 @@ def _is_made(connection: sqlite3.Connection) -> bool:
 
 
 _SELECT = "SELECT id, passed, error_step, note, by, time FROM labels"
+_WRITE = "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def write_sheet(labels: Mapping[str, Label]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -69,3 +70,35 @@ def summary_of(row: Sequence[Any]) -> TrajectorySummary:
     one = TrajectorySummary(*row)
     success, verdict = (None if value is None else bool(value) for value in (one.success, one.verdict))
     return replace(one, success=success, verdict=verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What the trajectories of a store came to."""
+
+    episodes: int
+    failures: int
+    """Episodes that failed: they are no evidence."""
+    judged: int
+    """Episodes that are evidence, of which somebody said whether they succeeded."""
+    solved: int
+    groups: int
+    """Groups of the judged ones: instances of tasks."""
+    steps: tuple[int, int] | None
+    """The first and the last update that they were collected for; None: there are no episodes."""
+    splits: tuple[str, ...]
+    created: float | None
+    """When the first was stored, in seconds since 1970."""
+
+
+def outcomes_of(connection: sqlite3.Connection) -> Outcomes:
+    """Return what the trajectories of a store came to."""
+    row = connection.execute(
+        """SELECT count(*), count(failure), sum(failure IS NULL AND success IS NOT NULL),
+        sum(failure IS NULL AND success = 1),
+        count(DISTINCT CASE WHEN failure IS NULL AND success IS NOT NULL THEN group_id END),
+        min(step), max(step), min(created) FROM trajectories"""
+    ).fetchone()
+    splits = tuple(name for (name,) in connection.execute("SELECT DISTINCT split FROM trajectories ORDER BY split"))
+    steps = None if row[5] is None else (row[5], row[6])
+    return Outcomes(row[0], row[1], row[2] or 0, row[3] or 0, row[4], steps, splits, row[7])

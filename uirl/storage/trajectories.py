@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot, screenshot
-from uirl.storage.database import connect, database_errors, transaction
+from uirl.storage.database import WAIT, connect, database_errors, transaction
 from uirl.storage.learned import KINDS, Learned, LearnedTokens, decode_learned, encode_learned
 from uirl.storage.records import (
     TurnRow,
@@ -24,7 +24,7 @@ from uirl.storage.records import (
     plain,
     with_verdict,
 )
-from uirl.storage.summaries import COLUMNS, SUMMARY, TrajectorySummary, in_columns, summary_of
+from uirl.storage.summaries import COLUMNS, SUMMARY, Outcomes, TrajectorySummary, in_columns, outcomes_of, summary_of
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
@@ -46,6 +46,7 @@ class TrajectoryStore:
         read_only: bool = False,
         keep_images: bool = True,
         origin: Mapping[str, Any] | None = None,
+        wait: float = WAIT,
     ) -> None:
         """Open the file at `path`.
 
@@ -56,6 +57,7 @@ class TrajectoryStore:
                 observations that `get` returns.
             origin: Where what is added now comes from, as plain data: versions of software, the model. None: nobody
                 says.
+            wait: Seconds for which it waits where another process holds the file.
 
         Raises:
             StorageError: The file cannot be opened, is something else, or was written by a later version.
@@ -64,7 +66,7 @@ class TrajectoryStore:
         self._keep_images = keep_images
         self._origin = None if origin is None else json.dumps(plain(origin, "the origin"), sort_keys=True)
         self._lock = threading.RLock()
-        self._connection = connect(self.path, read_only=read_only)
+        self._connection = connect(self.path, read_only=read_only, wait=wait)
 
     @property
     def snapshot(self) -> bool:
@@ -242,6 +244,11 @@ class TrajectoryStore:
         with self._lock, database_errors(f"cannot read {self.path}"):
             return int(self._connection.execute(f"SELECT count(*) FROM trajectories{where}", values).fetchone()[0])
 
+    def outcomes(self) -> Outcomes:
+        """Return what all trajectories came to, in numbers."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            return outcomes_of(self._connection)
+
     def truncate_after(self, step: int) -> int:
         """Remove the trajectories of later steps, with the images that only they show and what later updates learned,
         and return how many: a run that resumes after `step` collects them again."""
@@ -332,7 +339,7 @@ class TrajectoryStore:
         """Turn whatever decoding a record raises into a `StorageError` that names the trajectory."""
         try:
             yield
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise StorageError(
                 f"the record of trajectory {id!r} in {self.path} is damaged ({type(error).__name__}: {error}); "
                 "the others are still readable"

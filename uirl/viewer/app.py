@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,18 +22,24 @@ from starlette.staticfiles import StaticFiles
 from uirl.errors import UirlError
 from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
-from uirl.storage.labels import Label, read_sheet, write_sheet
+from uirl.storage.database import StoreBusy
+from uirl.storage.labels import fields_of, read_sheet, write_sheet
 from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
-from uirl.viewer.episode import episode, outline, turn_of, turn_tokens
+from uirl.viewer.episode import episode, mark_of, outline, turn_of, turn_tokens
 from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
+from uirl.viewer.files import read_object, read_text
 from uirl.viewer.groups import group
+from uirl.viewer.listing import line_of as line_of_run
+from uirl.viewer.listing import list_of, noted
 from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, media_type, small_picture
-from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
+from uirl.viewer.runs import Run, Runs
 from uirl.viewer.search import answer, facets, line_of, read_question
 
 STATIC = Path(__file__).parent / "static"
+MOST_FOLLOWED = 8
+"""Runs of one stream: as many as a page lays over each other."""
 BODY, SHEET = 1 << 16, 32 << 20
 """Bytes of a label and of a sheet at most."""
 SMALL_JSON = Limits(size=BODY, items=100, depth=4)
@@ -43,8 +51,8 @@ class NotThere(UirlError):
     """What a request names is not here: answered by 404."""
 
 
-def create_app(runs: Runs, access: Access) -> Any:
-    """Return the ASGI application over these runs, behind its guard."""
+def create_app(runs: Runs, access: Access, streams: live.Streams | None = None) -> Any:
+    """Return the ASGI application over these runs, behind its guard. `streams`: holds its streams of events."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -56,19 +64,20 @@ def create_app(runs: Runs, access: Access) -> Any:
             indexing.stop()
             await run_in_threadpool(runs.close)
 
-    app = Starlette(routes=Api(runs).routes(), lifespan=lifespan)
+    app = Starlette(routes=Api(runs, streams or live.Streams()).routes(), lifespan=lifespan)
     app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
     app.add_exception_handler(InputError, lambda _, error: _error(400, error))
     app.add_exception_handler(UirlError, _unreadable)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
-    return Guard(app, access)
+    return Guard(WholeIds(app), access)
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
-    """Return that something is not there or, of what was to be written, that it was not."""
-    return _error(404 if request.method in ("GET", "HEAD") else 503, error)
+    """Return that something is not there or, where it is busy or was to be written, that it did not work now."""
+    read = request.method in ("GET", "HEAD") and not isinstance(error, StoreBusy)
+    return _error(404 if read else 503, error)
 
 
 def _failed(request: Request, error: Exception) -> Response:
@@ -79,8 +88,8 @@ def _failed(request: Request, error: Exception) -> Response:
 class Api:
     """What each route answers. Sync methods run on threads: they read files."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, streams: live.Streams) -> None:
+        self._runs, self._streams = runs, streams
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes. Ids may hold slashes, so what stands behind them is matched first."""
@@ -90,16 +99,16 @@ class Api:
             Route("/api/runs/{run}", self.show_run),
             Route("/api/runs/{run}/metrics", self.metrics),
             Route("/api/runs/{run}/metrics.csv", self.metrics_csv),
-            Route("/api/runs/{run}/events", self.events),
+            Route("/api/events", self.events),
             Route("/api/runs/{run}/facets", self.facets),
             Route("/api/runs/{run}/labels.csv", self.labels, methods=["GET"]),
             Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
             Route("/api/runs/{run}/images/{hash}", self.image),
             Route("/api/runs/{run}/images/{hash}/small", self.small),
-            Route("/api/runs/{run}/fed/{id:path}/{turn:int}/{place:int}.png", self.fed),
+            Route("/api/runs/{run}/fed/{id:path}/{turn}/{place}.png", self.fed),
             Route("/api/runs/{run}/trajectories", self.trajectories),
             Route("/api/runs/{run}/groups/{group:path}", self.group),
-            Route(f"{one}/turns/{{turn:int}}", self.turn),
+            Route(f"{one}/turns/{{turn}}", self.turn),
             Route(f"{one}/tokens", self.tokens),
             Route(f"{one}/export.html", self.export_page),
             Route(f"{one}/export.gif", self.export_film),
@@ -117,19 +126,23 @@ class Api:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     def list_runs(self, request: Request) -> Response:
-        return _json({"runs": [describe(run) for run in self._runs.all()]})
+        return _json({"runs": list_of(self._runs.all())})
 
     def show_run(self, request: Request) -> Response:
         run = self._run(request)
-        return _json(
-            {
-                **describe(run),
-                "config": read_text(run.config_path),
-                "summary": read_object(run.directory.summary_path),
-                "versions": run.store.origins() if run.has_store else None,
-                "charts": charts_of(run.curves.names()),
-            }
-        )
+        problems: list[str] = []
+        shown: dict[str, Any] = {"config": "", "summary": None, "versions": None, "charts": []}
+        with noted(problems):
+            shown["config"] = read_text(run.config_path)
+        with noted(problems):
+            shown["summary"] = read_object(run.directory.summary_path)
+        with noted(problems):
+            shown["versions"] = run.store.origins() if run.has_store else None
+        with noted(problems):
+            shown["charts"] = charts_of(run.curves.names())
+        line = line_of_run(run)
+        every = dict.fromkeys([*filter(None, [line["problem"]]), *problems])
+        return _json({**line, **shown, "problem": "; ".join(every) or None})
 
     def metrics(self, request: Request) -> Response:
         since = _whole(request, "since")
@@ -140,8 +153,18 @@ class Api:
         return live.csv_of(run)
 
     async def events(self, request: Request) -> Response:
-        run = await run_in_threadpool(self._run, request)
-        return live.events(run, request, _whole(request, "since"), _whole(request, "sample") == 1)
+        asked = request.query_params.getlist("run")
+        if not 1 <= len(asked) <= MOST_FOLLOWED:
+            raise InputError(f"got {len(asked)} runs, expected 1 to {MOST_FOLLOWED}, each as run=KEY,SINCE,SAMPLE")
+        followed = [await run_in_threadpool(self._followed, one) for one in asked]
+        stream = self._streams.events(followed, request)
+        return stream or _error(429, NotThere("there are enough streams of this address: ask /metrics now and then"))
+
+    def _followed(self, text: str) -> live.Followed:
+        key, *places = text.split(",")
+        if len(places) != 2 or places[1] not in ("0", "1"):
+            raise InputError(f"got run={shown(text)}, expected KEY,SINCE,SAMPLE")
+        return live.Followed(self._named(key), _number("since", places[0]), places[1] == "1")
 
     def facets(self, request: Request) -> Response:
         run = self._run(request)
@@ -162,29 +185,29 @@ class Api:
 
     def trajectory(self, request: Request) -> Response:
         run = self._run(request)
-        id = request.path_params["id"]
+        id = _id(request)
         return _json(outline(run, id, self._row(run, id)))
 
     def turn(self, request: Request) -> Response:
-        run, index = self._run(request), request.path_params["turn"]
+        run, index = self._run(request), _number("turn", request.path_params["turn"])
         turns = self._turns(request, index)
-        return _json(turn_of(run, request.path_params["id"], turns, index))
+        return _json(turn_of(run, _id(request), turns, index))
 
     def tokens(self, request: Request) -> Response:
         run, index = self._run(request), _whole(request, "turn")
         context = request.query_params.get("context", "0") == "1"
         turns = self._turns(request, index)
-        return _json(turn_tokens(run, request.path_params["id"], turns, index, context=context))
+        return _json(turn_tokens(run, _id(request), turns, index, context=context))
 
     def group(self, request: Request) -> Response:
-        run, name = self._run(request), request.path_params["group"]
+        run, name = self._run(request), _id(request, "group")
         found = group(run, name)
         if found is None:
             raise NotThere(f"there is no group {shown(name)} in the run {run.key}")
         return _json(found)
 
     def export_page(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         shown_episode = episode(run, id, self._row(run, id))
         headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
 
@@ -196,7 +219,7 @@ class Api:
         return StreamingResponse(pieces(), headers=headers, media_type="text/html; charset=utf-8")
 
     def export_film(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         shown_episode = episode(run, id, self._row(run, id))
         data = film_of(shown_episode, run.store, delay=_whole(request, "delay") or DELAY)
         return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
@@ -213,25 +236,27 @@ class Api:
 
     def fed(self, request: Request) -> Response:
         run = self._run(request)
-        turn, place = request.path_params["turn"], request.path_params["place"]
+        turn, place = (_number(name, request.path_params[name]) for name in ("turn", "place"))
         pictures = fed_pictures(self._turns(request, turn), turn, Sizes(run.store))
         if place >= len(pictures):
             raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
         data = fed_data(run.store, pictures[place])
-        return Response(data, headers=FOREVER, media_type=media_type(data))
+        kept = request.query_params.get("of") == mark_of(pictures[place])
+        return Response(data, headers=FOREVER if kept else FRESH, media_type=media_type(data))
 
     async def put_label(self, request: Request) -> Response:
         body = await _body(request, BODY)
-        label = Label.read(read_json(body, SMALL_JSON, "the label"))
-        return await run_in_threadpool(self._set_label, request, label)
+        fields = fields_of(read_json(body, SMALL_JSON, "the label"))
+        return await run_in_threadpool(self._change_label, request, fields)
 
-    def _set_label(self, request: Request, label: Label) -> Response:
-        run, id = self._run(request), request.path_params["id"]
-        _check_step(label, self._row(run, id)["turns"])
-        return _json(run.labels.set(id, label).to_dict())
+    def _change_label(self, request: Request, fields: Mapping[str, Any]) -> Response:
+        """Change the fields that were sent; the others stay, whoever wrote them."""
+        run, id = self._run(request), _id(request)
+        _check_step(fields.get("error_step"), self._row(run, id)["turns"])
+        return _json(run.labels.change(id, fields).to_dict())
 
     def remove_label(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         return _json({"removed": run.labels.remove(id)})
 
     def labels(self, request: Request) -> Response:
@@ -257,21 +282,24 @@ class Api:
         index = run.index
         turns = {id: line["turns"] for id in found if (line := line_of(index, id)) is not None}
         for id in turns:
-            _check_step(found[id], turns[id], f"{shown(id)}: ")
+            _check_step(found[id].error_step, turns[id], f"{shown(id)}: ")
         unknown = [id for id in found if id not in turns]
         run.labels.set_many({id: label for id, label in found.items() if id in turns})
         return _json({"read": len(found) - len(unknown), "unknown": unknown})
 
     def _run(self, request: Request) -> Run:
-        run = self._runs.get(request.path_params["run"])
+        return self._named(request.path_params["run"])
+
+    def _named(self, key: str) -> Run:
+        run = self._runs.get(key)
         if run is None:
-            raise NotThere(f"there is no run {shown(request.path_params['run'])}; /api/runs lists them")
+            raise NotThere(f"there is no run {shown(key)}; /api/runs lists them")
         run.used = time.monotonic()
         return run
 
     def _turns(self, request: Request, index: int) -> StoredTurns:
         """Return the turns of the trajectory that a request names. Raises NotThere where turn `index` is not there."""
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         turns = StoredTurns(run.store, id, self._row(run, id)["turns"])
         if index >= len(turns):
             raise NotThere(f"got turn {index}, the trajectory has {len(turns)}")
@@ -285,9 +313,35 @@ class Api:
         return row
 
 
-def _check_step(label: Label, turns: int, where: str = "") -> None:
-    if label.error_step is not None and label.error_step >= turns:
-        raise InputError(f"{where}got error_step={label.error_step}, the trajectory has {turns} turns, counted from 0")
+def _check_step(step: int | None, turns: int, where: str = "") -> None:
+    if step is not None and step >= turns:
+        raise InputError(f"{where}got error_step={step}, the trajectory has {turns} turns, counted from 0")
+
+
+class WholeIds:
+    """ASGI middleware: a slash that was sent as %2F belongs to an id, and parts no address."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on, with those slashes as `_SLASH`."""
+        raw = scope.get("raw_path") or b""
+        if scope["type"] == "http" and raw:
+            parts = re.split("%2f", raw.decode("ascii", "replace"), flags=re.IGNORECASE)
+            scope = {**scope, "path": _SLASH.join(map(unquote, parts))}
+        await self._app(scope, receive, send)
+
+
+_SLASH = "\udc2f"
+"""Stands for a slash of an id: no address has it, as it is half a character."""
+
+
+def _id(request: Request, name: str = "id") -> str:
+    """Return the id of an address. Those that are dots have a NUL before them, as browsers take dots out of
+    addresses."""
+    id = str(request.path_params[name]).replace(_SLASH, "/")
+    return id[1:] if id in ("\0.", "\0..") else id
 
 
 def _attachment(id: str, ending: str) -> str:
@@ -295,7 +349,10 @@ def _attachment(id: str, ending: str) -> str:
 
 
 def _whole(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "0")
+    return _number(name, request.query_params.get(name, "0"))
+
+
+def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 16:
         raise InputError(f"got {name}={shown(text)}, expected a whole number")
     return int(text)

@@ -48,5 +48,6 @@ def place_of(store: Path, version: int) -> Path:
     """Return the place of the index of a store: another file at the same place has another one, and another
     version of the index too."""
     status, place = store.stat(), store.resolve()
-    name = hashlib.sha256(f"{version}\0{place}\0{status.st_ino}\0{status.st_dev}".encode()).hexdigest()[:24]
+    parts = [str(version).encode(), os.fsencode(place), str(status.st_ino).encode(), str(status.st_dev).encode()]
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     return cache_folder() / f"{name}.sqlite"

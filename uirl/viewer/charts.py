@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from uirl.metrics import PHASES
+
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
@@ -16,12 +18,15 @@ class _Chart:
     """Regular expression of the whole name."""
     band: tuple[str, str] | None = None
     kind: str = "line"
+    along: str | None = None
+    """The metric that counts its steps; None: those of the run."""
 
 
 _CHARTS = (
-    _Chart("Success", "share", r"success|eval/success|warm_start/success", ("success_low", "success_high")),
+    _Chart("Success", "share", r"success|eval/success", ("success_low", "success_high")),
     _Chart("Reward", "", r"reward|reward_max|reward_min|eval/reward"),
-    _Chart("Losses", "", r"(?:policy|value|entropy|kl|total)_loss|loss(?:/.*)?|warm_start/loss"),
+    _Chart("Losses", "", r"(?:policy|value|entropy|kl|total)_loss|loss(?:/.*)?"),
+    _Chart("Numbers that are none (NaN, infinite)", "in a row", r"metrics/nonfinite"),
     _Chart("KL", "nats", r"approx_kl|kl(?:/.*|_(?!loss_coef).*)?|reference_kl|mismatch_kl"),
     _Chart("Entropy", "nats", r"(?:bonus_|target_)?entropy(?:/.*)?"),
     _Chart("Clipped share", "share", r"clip_fraction(?:_.*)?"),
@@ -40,14 +45,22 @@ _CHARTS = (
     _Chart("Judge", "share", r"judge/(?:precision|false_accept_rate|kappa|agreement)",
            ("judge/precision_low", "judge/precision_high")),
     _Chart("Episodes", "", r"turns|response_tokens|eval/turns|parse_error_rate"),
+    *(
+        _Chart(f"{phase.replace('_', ' ').capitalize()}, {name}", f"by step of the {phase.replace('_', ' ')}",
+               f"{phase}/{name}", along=f"{phase}/step")
+        for phase in PHASES for name in ("loss", "success")
+    ),
     _Chart("Learning", "", r"learning_rate|grad_norm|kl_loss_coef"),
 )  # fmt: skip
 
 
+_AXES = {f"{phase}/step" for phase in PHASES}
+
+
 def charts_of(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the charts of these metrics, {"title", "unit", "kind", "series", "band"}, the important ones first; what
-    belongs to none stands under the title "more", one series each."""
-    left = dict.fromkeys(names)
+    """Return the charts of these metrics, {"title", "unit", "kind", "series", "band", "along"}, the important ones
+    first; what belongs to none stands under the title "more", one series each."""
+    left = dict.fromkeys(name for name in names if name not in _AXES)
     charts = []
     for chart in _CHARTS:
         series = [name for name in left if re.fullmatch(chart.names, name)]
@@ -56,7 +69,10 @@ def charts_of(names: Sequence[str]) -> list[dict[str, Any]]:
         band = list(chart.band) if chart.band and all(name in left for name in chart.band) else None
         for name in [*series, *(band or [])]:
             left.pop(name, None)
-        charts.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "series": series, "band": band})
+        charts.append(
+            {"title": chart.title, "unit": chart.unit, "kind": chart.kind, "series": series, "band": band}
+            | {"along": chart.along}
+        )
     if left:
-        charts.append({"title": "more", "unit": "", "kind": "line", "series": list(left), "band": None})
+        charts.append({"title": "more", "unit": "", "kind": "line", "series": list(left), "band": None, "along": None})
     return charts

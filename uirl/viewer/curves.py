@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uirl.viewer.tail import Piece, read_from, sampled_rows
+from uirl.viewer.files import is_file
+from uirl.viewer.tail import Piece, is_number, read_from, sampled_rows
 
 SHORT = 8 << 20
 """Bytes of a metrics file whose rows are shown as they are."""
@@ -39,7 +40,7 @@ class Stretch:
     def of(cls, row: Mapping[str, Any]) -> Stretch:
         """Return the stretch of one row."""
         place = (row["step"], row.get("time"))
-        values = {name: (value, value, True) for name, value in row.items() if name not in _PLACE and _is_number(value)}
+        values = {name: (value, value, True) for name, value in row.items() if name not in _PLACE and is_number(value)}
         return cls(place, place, 1, values)
 
     def add(self, other: Stretch) -> None:
@@ -91,7 +92,7 @@ class Curves:
                 piece = read_from(self._path, self._place, ROWS)
                 if piece.restart:
                     self._forget()
-                    if not self._path.exists():
+                    if not is_file(self._path):
                         return False
                     continue
                 for row in piece.rows:
@@ -147,7 +148,3 @@ class Curves:
 
 
 _PLACE = ("step", "time")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError, StorageError
 from uirl.storage.labels import Label
 from uirl.types import Observation, Task, ToolResult, Trajectory, Turn, Verdict
+from uirl.viewer.files import is_file, opened
 from uirl.viewer.flags import flags_of_reply
 from uirl.viewer.marks import GRID, Mark, marks_of
 from uirl.viewer.pictures import Fed, Sizes, fed_pictures
@@ -109,9 +111,11 @@ def turn_tokens(run: Run, id: str, turns: Sequence[Turn], index: int, *, context
 def grid_of(run: Run) -> int | None:
     """Return the largest coordinate of the run's actions where they are shares of the picture; None: they are pixels.
     Phones of MobileWorld speak MAI-UI's grid."""
+    if not is_file(run.config_path):
+        return None
     try:
         environment = ConfigStore.from_yaml(run.config_path).environment
-    except (ConfigError, OSError):
+    except (ConfigError, OSError, RecursionError):
         return None
     on_grid = environment.name == "mobile_world" or environment.options.get("coordinates") == "grid_999"
     return GRID if on_grid else None
@@ -208,9 +212,16 @@ def _seen(observation: Observation) -> dict[str, Any]:
     return shown | {"info": observation.info}
 
 
+def mark_of(fed: Fed) -> str:
+    """Return what tells a picture and what became of it from every other: browsers keep it for ever under its address,
+    and a run that is made anew has another one at this place."""
+    said = json.dumps([fed.hash, None if fed.transform is None else asdict(fed.transform)])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
 def _fed(key: str, id: str, turn: int, place: int, fed: Fed) -> dict[str, Any]:
-    # kept by browsers for ever, so another picture at this place must have another address
-    url = f"/api/runs/{key}/fed/{quote(id, safe='')}/{turn}/{place}.png?of={fed.hash[:12]}"
+    segment = f"\0{id}" if id in (".", "..") else id  # browsers take dots out of addresses
+    url = f"/api/runs/{key}/fed/{quote(segment, safe='')}/{turn}/{place}.png?of={mark_of(fed)}"
     transform = None if fed.transform is None else asdict(fed.transform)
     return {"hash": fed.hash, "raw_size": fed.raw_size, "fed_size": fed.fed_size, "transform": transform, "url": url}
 
@@ -261,10 +272,10 @@ def _judgement(path: Path, id: str) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > LARGEST:
             return None
-        with path.open("rb") as file:
+        with opened(path) as file:
             for line in file:
                 if wanted in line and (found := json.loads(line)).get("id") == id:
                     return {"file": path.name, **found}
-    except (OSError, ValueError, AttributeError, StorageError):
+    except (OSError, ValueError, AttributeError, RecursionError, StorageError):
         return None
     return None

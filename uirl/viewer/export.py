@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -16,6 +15,7 @@ from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.limits import InputError, whole_characters
 from uirl.storage import TrajectoryStore
+from uirl.viewer.unseen import visible
 
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of the page: whatever the episode holds, no script runs and nothing is loaded."""
@@ -27,8 +27,6 @@ MOST_FRAMES = 200
 LINES = 3
 """Lines of words below a picture of the film."""
 _MARK = (230, 40, 60)
-_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn round what stands beside them: shown as their codes, as on the pages."""
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -173,7 +171,7 @@ def _data(picture: Image.Image) -> str:
 
 def _text(value: Any) -> str:
     whole = whole_characters(value if isinstance(value, str) else str(value))
-    return escape(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", whole))
+    return escape(visible(whole))
 
 
 def _joined(value: Mapping[str, Any] | None) -> str | None:
@@ -209,7 +207,7 @@ def _frame(picture: Image.Image, turn: Mapping[str, Any], counter: str) -> Image
             points = [((v + 0.5) * scale[i % 2]) for i, v in enumerate(mark["raw"])]
             _draw_mark(draw, points, max(8.0, max(shown.size) / 35))
     said = [_call(call) for call in turn["calls"]] or [turn["action_text"]]
-    words = _wrapped(f"{counter}  {' '.join(said)}", max(20, shown.width // 7))[:LINES]
+    words = _wrapped(visible(f"{counter}  {' '.join(said)}"), max(20, shown.width // 7))[:LINES]
     for number, text in enumerate(words):
         draw.text((6, shown.height + 4 + number * line), text, fill=(235, 235, 235), font=font)
     return frame

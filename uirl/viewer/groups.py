@@ -68,10 +68,11 @@ def _perceptual(store: TrajectoryStore, picture: str) -> int:
 
 
 def group(run: Run, group_id: str) -> dict[str, Any] | None:
-    """Return the members of a group with their turns, the columns in which equal screens stand (and between them what
-    only one of them saw), and where failed
-    members left the way of successful ones; None: there is no such group."""
-    rows = run.store.list(group_id=group_id, limit=MOST_MEMBERS)
+    """Return the first members of a group with their turns, the columns in which equal screens stand (and between them
+    what only one of them saw), and where failed members left the way of successful ones; `count` and `solved` are of
+    all members. None: there is no such group."""
+    every = run.store.list(group_id=group_id)
+    rows = every[:MOST_MEMBERS]
     if not rows:
         return None
     # under an id that links take
@@ -94,6 +95,8 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
     return {
         "group_id": rows[0].group_id,
         "task_id": rows[0].task_id,
+        "count": len(every),
+        "solved": sum(row.success is True for row in every),
         "members": [_member(run, one, screens) for one in members],
         "fork": None if first is None else {"step": first, "pairs": pairs},
         "forks": forks,

@@ -19,8 +19,9 @@ from typing import Any, Literal
 from uirl.storage.database import Connection, connect, database_errors, transaction
 from uirl.viewer.cache import place_of, remove
 from uirl.viewer.flags import flags_of
+from uirl.viewer.words import spaced
 
-VERSION = 2
+VERSION = 3
 COPIED = (
     *("number", "id", "step", "split", "created", "task_id", "environment", "group_id", "stop_reason", "reward"),
     *("success", "failure", "turns", "level", "verdict"),
@@ -33,12 +34,16 @@ TURNS = 20
 """Turns that are read at once."""
 MOST_WORDS = 20_000
 """Characters of one episode that are searched."""
+PATIENCE = 1.0
+"""Seconds that the viewer waits for a store that another process holds, before it says so."""
 UNREADABLE = "unreadable"
 """Flag of an episode whose record is damaged."""
 _SCHEMA = (
     # of `state`: which numbers were searched for words, all of `rows` from `low` to `high`, and how many; `epoch` grows
     # whenever everything is forgotten: what a process read before then it does not keep
-    f"""CREATE TABLE rows (number INTEGER PRIMARY KEY, {", ".join(COPIED[1:])}, flags TEXT NOT NULL DEFAULT '')""",
+    f"""CREATE TABLE rows (number INTEGER PRIMARY KEY, {", ".join(COPIED[1:])}, flags TEXT NOT NULL DEFAULT '',
+        clipped INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE INDEX rows_clipped ON rows (number) WHERE clipped",
     "CREATE INDEX rows_by_group ON rows (group_id)",
     "CREATE INDEX rows_by_id ON rows (id)",
     "CREATE VIRTUAL TABLE words USING fts5(text, content = '', detail = none)",
@@ -56,7 +61,7 @@ class Index:
         """`file`: where the copy is kept; None: in the cache folder or, where that cannot be written, in a temporary
         file. Raises StorageError where there is no store."""
         self.store = store
-        self._source = connect(store, read_only=True)
+        self._source = connect(store, read_only=True, wait=PATIENCE)
         self._source_lock, self._lock = threading.Lock(), threading.RLock()
         self._copying, self._wording = threading.Lock(), threading.Lock()
         try:
@@ -217,6 +222,11 @@ class Index:
             self.counted = None
 
     @property
+    def clipped(self) -> int:
+        """Of how many episodes only the first `MOST_WORDS` characters are searched."""
+        return int(self.read("SELECT count(*) FROM rows WHERE clipped")[0][0])
+
+    @property
     def size(self) -> tuple[int, int, int]:
         """How many rows are copied, how many of them are searched, and how many there are."""
         copied = self.read("SELECT count(*) FROM rows")[0][0]
@@ -297,9 +307,9 @@ class Index:
         with self._writing() as connection:
             if state != self.read("SELECT high, low, epoch FROM state"):
                 return True  # another viewer was first
-            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [(n, t) for n, t, _ in found])
-            marks = [(flags, n) for n, _, flags in found if flags]
-            connection.executemany("UPDATE rows SET flags = ? WHERE number = ?", marks)
+            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [(n, t) for n, t, *_ in found])
+            marks = [(flags, clipped, n) for n, _, flags, clipped in found if flags or clipped]
+            connection.executemany("UPDATE rows SET flags = ?, clipped = ? WHERE number = ?", marks)
             connection.execute("UPDATE state SET high = ?, low = ?, count = count + ?", ends)
         return True
 
@@ -312,11 +322,11 @@ class Index:
             found = self.read(f"SELECT number FROM rows WHERE number < ? ORDER BY number DESC LIMIT {EPISODES}", (low,))
         return [number for (number,) in found]
 
-    def _words(self, number: int) -> tuple[str, str]:
-        """Return what is searched of an episode, and its flags."""
+    def _words(self, number: int) -> tuple[str, str, bool]:
+        """Return what is searched of an episode, its flags, and whether the episode says more than that."""
         header = self._from_store("SELECT task_id, record, turns FROM trajectories WHERE number = ?", (number,))
         if not header:
-            return "", ""
+            return "", "", False
         task_id, record, count = header[0]
         try:
             goal = json.loads(record)["task"]["goal"]
@@ -325,10 +335,11 @@ class Index:
                 for turn in self._turns(number, first):
                     goal = goal or turn["observation"]["text"]
                     replies.append(str(turn["action"]["text"]))
-        except (ValueError, KeyError, TypeError):
-            return task_id, UNREADABLE
-        text = "\n".join([task_id, goal[:2000], *replies])[:MOST_WORDS]
-        return text.encode("utf-8", "replace").decode(), " ".join(flags_of(replies))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return task_id, UNREADABLE, False
+        text = "\n".join([task_id, goal, *replies])
+        told = text[:MOST_WORDS].encode("utf-8", "replace").decode()
+        return spaced(told), " ".join(flags_of(replies)), len(text) > MOST_WORDS
 
     def _turns(self, number: int, first: int) -> Iterator[dict[str, Any]]:
         query = "SELECT record FROM turns WHERE trajectory = ? AND position BETWEEN ? AND ? ORDER BY position"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import json
@@ -10,7 +11,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -25,6 +28,8 @@ from uirl.viewer.tail import Piece, read_from
 _LOG = logging.getLogger(__name__)
 EVERY = 1.0
 """Seconds between looks at the files of a run."""
+MOST_STREAMS = 3
+"""Streams of one address; see `Streams`."""
 COMMENT = 15.0
 """Seconds after which a stream without news says that it is there."""
 SLICE, PAUSE = 0.2, 0.05
@@ -83,37 +88,97 @@ def metrics(run: Run, since: int, sample: bool) -> dict[str, Any]:
     return piece.to_dict() | ({"sample": True} if only_sample else {})
 
 
-def events(run: Run, request: Request, since: int, sample: bool = False) -> Response:
-    """Return the stream of a run's news: `metrics` {"next", "rows"}, `restart` {}, `trajectories` {"count"}. `sample`:
-    see `metrics`."""
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_news(run, request, since, sample), headers=headers, media_type="text/event-stream")
+@dataclass(slots=True)
+class Followed:
+    """A run that somebody follows, and how far he has its rows."""
+
+    run: Run
+    place: int
+    sample: bool
+    """Whether he has but a sample of its rows: see `metrics`."""
+    count: int = -1
+    """Trajectories that he was told of."""
 
 
-async def _news(run: Run, request: Request, since: int, sample: bool) -> AsyncIterator[bytes]:
-    place, count, said = since, -1, time.monotonic()
+class Streams:
+    """Who holds a stream open. A browser keeps six connections to one server, over all its tabs: streams may not take
+    them all, so of one address only `MOST_STREAMS` are served. The other tabs ask every few seconds."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+        self._ended = False
+
+    def events(self, followed: Sequence[Followed], request: Request) -> Response | None:
+        """Return the stream of the news of some runs, each with its `run`: `metrics` {"next", "rows"}, `restart` {},
+        `trajectories` {"count"}; None: there are too many already."""
+        peer = request.client.host if request.client else ""
+        if self._open[peer] >= MOST_STREAMS:
+            return None
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        news = self._counted(peer, followed, request)
+        return StreamingResponse(news, headers=headers, media_type="text/event-stream")
+
+    def end(self) -> None:
+        """Let all of them end: the viewer is told to stop."""
+        self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._open.total()
+
+    async def _counted(self, peer: str, followed: Sequence[Followed], request: Request) -> AsyncIterator[bytes]:
+        self._open[peer] += 1
+        try:
+            async with contextlib.aclosing(_news(followed, request, self)) as news:
+                async for piece in news:
+                    yield piece
+        finally:
+            self._open[peer] -= 1
+
+
+async def _news(followed: Sequence[Followed], request: Request, streams: Streams) -> AsyncGenerator[bytes, None]:
+    said = time.monotonic()
     yield b"retry: 2000\n\n"
-    while not await request.is_disconnected():
-        run.used = time.monotonic()
-        piece = await run_in_threadpool(read_from, run.metrics_path, place)
-        news = b""
-        if piece.restart or (sample and run.curves.complete):
-            news += _event("restart", {})
-            sample = False
-        elif piece.rows:
-            news += _event("metrics", piece.to_dict())
-        place = piece.next
-        now = await run_in_threadpool(_count, run)
-        if now != count:
-            news += _event("trajectories", {"count": now})
-            count = now
+    while not streams.ended and not await request.is_disconnected():
+        found = [await _news_of(one) for one in followed]
+        if any(news is None for news, _ in found):
+            return  # whoever listened asks for the rows, and is told why there are none
+        news = b"".join(news or b"" for news, _ in found)
         if not news and time.monotonic() - said > COMMENT:
             news = b": still here\n\n"
         if news:
             said = time.monotonic()
             yield news
-        if not piece.rows:
+        if not any(more for _, more in found):
             await asyncio.sleep(EVERY)
+
+
+async def _news_of(one: Followed) -> tuple[bytes | None, bool]:
+    """Return what is new of a run since the last call, and whether there is more; None: it cannot be read."""
+    run = one.run
+    run.used = time.monotonic()
+    try:
+        piece = await run_in_threadpool(read_from, run.metrics_path, one.place)
+    except StorageError:
+        return None, False
+    news = b""
+    if piece.restart or (one.sample and run.curves.complete):
+        news += _event("restart", {"run": run.key})
+        one.sample = False
+    elif piece.rows:
+        news += _event("metrics", {"run": run.key, **piece.to_dict()})
+    one.place = piece.next
+    now = await run_in_threadpool(_count, run)
+    if now != one.count:
+        news += _event("trajectories", {"run": run.key, "count": now})
+        one.count = now
+    return news, bool(piece.rows)
 
 
 def _count(run: Run) -> int:
@@ -124,7 +189,7 @@ def _count(run: Run) -> int:
 
 
 def _event(name: str, data: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode("ascii")
+    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode("ascii")
 
 
 def csv_of(run: Run) -> Response:

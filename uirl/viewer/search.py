@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from uirl.runtime.limits import InputError, Limits, read_json, shown
-from uirl.viewer.index import COPIED, Index
+from uirl.viewer.index import COPIED, MOST_WORDS, Index
+from uirl.viewer.words import wanted
 
 SORTS = ("number", "step", "reward", "turns", "created")
 FACETS = ("task_id", "stop_reason", "failure", "split", "level", "success")
 MOST_ROWS = 500
 MOST_VALUES = 1000
 """Values of one facet, the frequent ones."""
+LARGEST = 1 << 63
+"""Whole numbers of SQLite are smaller."""
 _THREE: Mapping[str, int | None] = {"true": 1, "false": 0, "null": None, "none": None}
 _LABELS: Mapping[str, int | None] = {"passed": 1, "failed": 0, "none": None}
 _CURSOR = Limits(size=200, items=3, depth=1)
-_WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Question:
     after: tuple[Any, int] | None = None
     """Value and number of the last row of the page before."""
     words: str | None = None
-    """What is searched, as `_match` returns it."""
+    """What is searched, as `words.wanted` returns it."""
 
 
 def read_question(parameters: Mapping[str, str]) -> Question:
@@ -49,7 +50,7 @@ def read_question(parameters: Mapping[str, str]) -> Question:
         )
     limit = min(_whole("limit", given.pop("limit", "100"), 1), MOST_ROWS)
     after, typed = given.pop("after", None), given.pop("q", None)
-    words = None if typed is None else _match(typed)
+    words = None if typed is None else wanted(typed)
     conditions: list[str] = ["0"] if typed is not None and words is None else []
     values: list[Any] = []
     for name, value in given.items():
@@ -63,7 +64,8 @@ def read_question(parameters: Mapping[str, str]) -> Question:
 
 
 def answer(index: Index, question: Question) -> dict[str, Any]:
-    """Return {"rows", "next", "count"}: a page of the rows that fit, the place of the next, and how many fit."""
+    """Return {"rows", "next", "count"}: a page of the rows that fit, the place of the next, and how many fit; of a
+    search also, as `clipped`, of how many episodes only a part is searched."""
     where = " AND ".join(question.conditions) or "1"
     source, key = "rows", "rows.number"
     if question.words is not None:
@@ -89,7 +91,9 @@ def answer(index: Index, question: Question) -> dict[str, Any]:
     for row in rows:
         row["success"], row["verdict"] = map(_truth, now.get(row["number"], (row["success"], row["verdict"])))
     last = rows[-1] if len(found) > question.limit else None
-    return {"rows": rows, "next": _cursor(last[question.sort], last["number"]) if last else None, "count": count}
+    found_here = {"rows": rows, "next": _cursor(last[question.sort], last["number"]) if last else None, "count": count}
+    clipped = 0 if question.words is None else index.clipped
+    return found_here | ({"clipped": {"episodes": clipped, "characters": MOST_WORDS}} if clipped else {})
 
 
 def line_of(index: Index, id: str) -> dict[str, Any] | None:
@@ -155,7 +159,8 @@ def _cursor(value: Any, number: int) -> str:
 def _read_cursor(text: str) -> tuple[Any, int]:
     try:
         value, number = read_json(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), _CURSOR)
-        if (value is None or type(value) in (int, float)) and type(number) is int:
+        kinds = type(value) is float or value is None or (type(value) is int and abs(value) < LARGEST)
+        if kinds and type(number) is int and abs(number) < LARGEST:
             return value, number
     except (ValueError, TypeError):
         pass
@@ -199,12 +204,6 @@ def _begins(value: str) -> Condition:
 
 def _flag(value: str) -> Condition:
     return "' ' || rows.flags || ' ' LIKE '% ' || ? || ' %'", [value.replace("%", "").replace("_", "")]
-
-
-def _match(value: str) -> str | None:
-    """Return the words of a search as the index wants them: every word that is typed begins a word of the task's id,
-    the goal or a reply. None: there is no word in it."""
-    return " ".join(f'"{word}"*' for word in _WORD.findall(value)[:12]) or None
 
 
 _CONDITIONS: dict[str, Callable[[str], Condition]] = {

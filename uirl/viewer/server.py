@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -15,6 +16,7 @@ from uirl.runtime.connections import connection_class, connection_limit
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
 from uirl.viewer.cache import cache_folder, remove_unused
+from uirl.viewer.live import Streams
 from uirl.viewer.runs import Runs
 
 GRACE = 2
@@ -53,13 +55,27 @@ def serve(
     runs = Runs(paths)
     with _listening(host, port) as listener:
         bound = int(listener.getsockname()[1])
-        app = create_app(runs, Access(host, bound, token))
+        streams = Streams()
+        app = create_app(runs, Access(host, bound, token), streams)
         config = config_of(app)
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else "/?token=..."
         announce(f"viewing {len(runs.all())} runs on http://{shown}:{bound}{query}")
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            _Server(config, streams).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Lets streams end when it is told to stop: cut off, each would leave a traceback."""
+
+    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+        super().__init__(config)
+        self._streams = streams
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Hear a signal."""
+        self._streams.end()
+        super().handle_exit(sig, frame)
 
 
 def config_of(app: Any) -> uvicorn.Config:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uirl.runtime.limits import whole_characters
+from uirl.viewer.unseen import UNSEEN
 
 WIDTH = 100
 LONGEST = 4000
 """Characters of one text that are printed; the page shows all."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
 def text_of(episode: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
@@ -89,7 +88,7 @@ def one_line(text: Any) -> str:
 def shown(text: Any) -> str:
     """Return a text without characters that a terminal would obey, or that turn around what stands beside them."""
     whole = whole_characters(text if isinstance(text, str) else json.dumps(text))
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", whole).replace("\t", "    ")
+    return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}", whole.replace("\r", "\\x0d")).replace("\t", "    ")
 
 
 def _word(value: bool | None) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from uirl.errors import StorageError
+from uirl.viewer.files import read_text
+
 LARGEST = 256 << 20
 """Bytes of a tokenizer file that is read."""
 WINDOW = 6
@@ -59,8 +62,8 @@ class Vocabulary:
 def _models_of(folder: Path) -> list[str]:
     """Return the model folders that the config of a run names, as they can be reached from here."""
     try:
-        text = (folder / "config.yaml").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(folder / "config.yaml")
+    except StorageError:
         return []
     names = re.findall(r"^  (?:local_path|model_name): ['\"]?([^'\"\n#]+?)['\"]?\s*$", text, re.MULTILINE)
     paths = [Path(name) for name in names if name not in ("null", "~")]

@@ -1,10 +1,11 @@
 // The frame of all pages: the bar at the top, the page that the address names, the help.
 
-import { Component, html, render, useEffect, useState } from "./vendor/htm-preact.js";
+import { Component, render, useEffect, useState } from "./vendor/htm-preact.js";
+import { html } from "./lib/html.js";
 import { useKeys } from "./lib/keys.js";
 import { href, useRoute } from "./lib/router.js";
 import { choose, chosen, isDark, onTheme } from "./lib/theme.js";
-import { short } from "./lib/format.js";
+import { short, visible } from "./lib/format.js";
 import { Empty, Help } from "./parts/basic.js";
 import { Group } from "./pages/group.js";
 import { Run } from "./pages/run.js";
@@ -128,7 +129,7 @@ function App() {
   ]);
   const trail = crumbs(route);
   useEffect(() => {
-    document.title = `${trail.at(-1)[0]} · uirl view`;
+    document.title = `${visible(trail.at(-1)[0])} · uirl view`;
   }, [trail.at(-1)[0]]);
   return html`
     <${Bar} route=${route} help=${() => setHelp(true)} />

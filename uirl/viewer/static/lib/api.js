@@ -13,7 +13,12 @@ export class ApiError extends Error {
 
 /** The address of something of a run: `of("mai", "trajectories", id)`. */
 export function of(key, ...parts) {
-  return ["/api/runs", key, ...parts].map((part, i) => (i ? encodeURIComponent(part) : part)).join("/");
+  return ["/api/runs", key, ...parts].map((part, i) => (i ? segment(part) : part)).join("/");
+}
+
+/** A part of an address; browsers take dots alone out of addresses, so those have a NUL before them. */
+function segment(part) {
+  return encodeURIComponent([".", ".."].includes(part) ? `\0${part}` : part);
 }
 
 /** JSON as it stands: whole numbers beyond 2^53, seeds among them, stay exact as texts; null where it is no JSON. */
@@ -50,10 +55,11 @@ export function get(path, query, signal) {
   return answer(path + withQuery(query), { signal });
 }
 
-/** Send JSON (or, with `type`, text as it is) and return the answer. */
+/** Send JSON (or, with `type`, text as it is) and return the answer. JSON is sent even where the page is left. */
 export function send(method, path, body, type = "application/json") {
-  const text = type === "application/json" ? JSON.stringify(body ?? {}) : body;
-  return answer(path, { method, headers: { "content-type": type }, body: text });
+  const keepalive = type === "application/json";
+  const text = keepalive ? JSON.stringify(body ?? {}) : body;
+  return answer(path, { method, headers: { "content-type": type }, body: text, keepalive });
 }
 
 /**

@@ -23,9 +23,13 @@ function minus(text) {
   return text.replace(/^-/, "−").replace("e-", "e−");
 }
 
-/** A share as a percentage. */
+/** A share as a percentage. What is not all is never "100 %", and what is something never "0 %". */
 export function percent(value) {
-  return value === null || value === undefined ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  if (value === null || value === undefined) return NONE;
+  const [whole, fine] = [(100 * value).toFixed(0), (100 * value).toFixed(1)];
+  if (value > 0 && fine === "0.0") return "< 0.1 %";
+  if (value < 1 && fine === "100.0") return "> 99.9 %";
+  return `${(value > 0 && value < 0.1) || (value < 1 && whole === "100") ? fine : whole} %`;
 }
 
 /** Seconds since 1970 (or an ISO date) as a local date and time. */
@@ -66,12 +70,24 @@ export function plain(value) {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 1) ?? String(value));
 }
 
-// control characters, and those that turn round what stands beside them; line ends and tabs are text
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+// what cannot be seen, and what turns round what stands beside it; line ends and tabs are text. As in viewer/unseen.py
+const NEVER =
+  "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f" +
+  "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}" +
+  "\\u{e0000}-\\u{e0fff}";
+const BETWEEN = "[^\\0-\\u02af\\u2000-\\u206f\\s]";
+const UNSEEN = new RegExp(
+  `[${NEVER}]|[\\u200c\\u200d](?!${BETWEEN})|(?<!${BETWEEN})[\\u200c\\u200d]` +
+    "|(?<![^\\s\\ufe00-\\ufe0f])[\\ufe00-\\ufe0f]",
+  "gu",
+);
 
 /** A text with its characters that cannot be seen as their codes: "\\u202e". */
 export function visible(text) {
-  return text.replace(UNSEEN, (one) => (one === "\r" ? "␍" : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`));
+  return text.replace(UNSEEN, (one) => {
+    const code = one.codePointAt(0).toString(16);
+    return one === "\r" ? "␍" : code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+  });
 }
 
 /** The address where it is one that a click may follow (http, https); else null. */

@@ -17,6 +17,7 @@ export class List {
       reading: null,
       scroll: 0,
       indexed: null,
+      clipped: null,
       at: 0,
     });
   }
@@ -44,6 +45,7 @@ export class List {
       this.cursor = answer.next;
       this.count = answer.count ?? this.count;
       this.indexed = answer.indexed ?? null;
+      this.clipped = answer.clipped ?? null;
       this.error = null;
     } catch (error) {
       this.error = error;

@@ -5,14 +5,31 @@ export function emptyTable() {
   return { next: 0, last: null, rows: 0, columns: new Map() };
 }
 
-/** Add rows of the metrics file, in place. Values that are no numbers are passed over. */
+const PHASES = ["warm_start"]; // as in uirl/metrics/trackers.py: their rows are all of step 0, and count their own
+
+/** The phase before the first update that a metric belongs to; null: none. */
+export function phaseOf(name) {
+  return PHASES.find((phase) => name.startsWith(`${phase}/`)) ?? null;
+}
+
+/** The step at which a metric of a row stands. */
+function stepOf(name, row) {
+  const phase = phaseOf(name);
+  const own = phase === null ? null : row[`${phase}/step`];
+  return typeof own === "number" ? own : row.step;
+}
+
+/**
+ * Add rows of the metrics file, in place. A value that is null is no finite number, and a gap; others that are no
+ * numbers are passed over.
+ */
 export function addRows(table, rows, next) {
   for (const row of rows) {
     for (const name in row) {
-      if (name === "step" || name === "time" || typeof row[name] !== "number") continue;
+      if (name === "step" || name === "time" || (typeof row[name] !== "number" && row[name] !== null)) continue;
       let column = table.columns.get(name);
       if (column === undefined) table.columns.set(name, (column = { step: [], time: [], value: [] }));
-      column.step.push(row.step);
+      column.step.push(stepOf(name, row));
       column.time.push(row.time);
       column.value.push(row[name]);
     }
@@ -21,6 +38,12 @@ export function addRows(table, rows, next) {
   table.rows += rows.length;
   table.last = rows.at(-1) ?? table.last;
   return table;
+}
+
+/** From which step on a column holds no finite number any more; null: its newest value is one. */
+export function notFiniteSince(column) {
+  if (column.value.at(-1) !== null) return null;
+  return column.step[column.value.findLastIndex((value) => value !== null) + 1];
 }
 
 /**
@@ -66,9 +89,12 @@ function extremes(line, from, to) {
   return low < 0 ? [] : [low, high];
 }
 
-/** Join columns that may have different steps: [xs, line, line, ...], null where a line has no value. */
+/**
+ * Join columns that may have different steps: [xs, line, line, ...], null where a line has no value. All of it is made
+ * anew: the columns grow on, and a chart compares what it draws with what it drew.
+ */
 export function joined(columns, axis) {
-  if (sameRows(columns, axis)) return [columns[0][axis], ...columns.map((column) => column.value.map(finite))];
+  if (sameRows(columns, axis)) return [[...columns[0][axis]], ...columns.map((column) => column.value.map(finite))];
   const all = new Set(columns.flatMap((column) => column?.[axis] ?? []));
   const xs = [...all].filter(Number.isFinite).sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));

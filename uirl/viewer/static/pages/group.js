@@ -1,13 +1,14 @@
 // The fork view: the episodes of one group side by side, turns before the same screen in one column.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { of, send, useData } from "../lib/api.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
+import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { number, short } from "../lib/format.js";
+import { errorAt, useLabels } from "../lib/labels.js";
 import { go, href } from "../lib/router.js";
 import { Busy, Chip, Empty, Problem } from "../parts/basic.js";
 import { Fork } from "../parts/fork.js";
-import { errorAt, writeLabel } from "../parts/labels.js";
 import { Labelled, Result } from "../parts/row.js";
 
 /** Members as rows, the best first; the order within equals is the group's own. */
@@ -165,28 +166,6 @@ function Grid({ run, group, rows, at, setAt }) {
   `;
 }
 
-/** Labels of members as they are written here, over those that were read. */
-function useLabels(run, group) {
-  const [written, setWritten] = useState({});
-  const [error, setError] = useState(null);
-  const members = useMemo(
-    () => group.members.map((one) => (one.id in written ? { ...one, label: written[one.id] } : one)),
-    [group, written],
-  );
-  const keep = (id, promise) =>
-    promise.then((label) => (setWritten((old) => ({ ...old, [id]: label })), setError(null))).catch(setError);
-  return {
-    members,
-    error,
-    change: (member, fields) => keep(member.id, writeLabel(run, member.id, member.label, fields)),
-    remove: (member) =>
-      keep(
-        member.id,
-        send("DELETE", of(run, "trajectories", member.id, "label")).then(() => null),
-      ),
-  };
-}
-
 function useGroupKeys({ run, group, rows, at, setAt, labels }) {
   const member = rows[at[0]];
   const turn = member ? turnAt(group, member, at[1]) : null;
@@ -241,21 +220,26 @@ function beginning(group, rows) {
 }
 
 function Shown({ run, group }) {
-  const labels = useLabels(run, group);
+  const labels = useLabels(run, group.members);
   const rows = useMemo(() => rowsOf(labels.members), [labels.members]);
   const [at, setAt] = useState(() => beginning(group, rows));
   useGroupKeys({ run, group, rows, at, setAt, labels });
-  const solved = rows.filter((one) => one.success === true).length;
   return html`
     <main class="page">
       <div class="bar">
         <h1><bdi>${group.task_id}</bdi></h1>
         <${Chip} tone="quiet">group ${short(group.group_id)}<//>
-        <span class="dim">${rows.length} ${rows.length === 1 ? "episode" : "episodes"}, ${solved} solved</span>
+        <span class="dim">${group.count} ${group.count === 1 ? "episode" : "episodes"}, ${group.solved} solved</span>
         <span class="grow"></span>
         <a class="button" href=${href.trajectories(run, { group: group.group_id })}>As a list</a>
       </div>
       <${Problem} error=${labels.error} />
+      ${
+        group.count > rows.length &&
+        html`
+          <p class="note">The first ${rows.length} of ${group.count} episodes are shown here. The list has all.</p>
+        `
+      }
       <${Hint} fork=${group.forks.length > 0} members=${group.members} />
       ${
         rows.length === 0

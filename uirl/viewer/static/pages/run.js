@@ -1,15 +1,18 @@
 // One run, or several laid over each other: charts that grow while it trains, its config and its summary.
 
-import { html, useEffect, useMemo, useState } from "../vendor/htm-preact.js";
+import { useEffect, useMemo, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { useLive } from "../lib/live.js";
+import { phaseOf } from "../lib/series.js";
 import { ago, number, percent, safeLink } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { Busy, Chip, Choice, Empty, Figure, Problem, Text } from "../parts/basic.js";
 import { Chart } from "../parts/chart.js";
 import { COLOURS } from "../parts/drawing.js";
-import { LiveDot, useRuns } from "./runs.js";
+import { HeldOut, NotFinite, Result, State, stepOf } from "../parts/result.js";
+import { useRuns } from "./runs.js";
 
 const REST = "more";
 const MOST_RUNS = 8;
@@ -41,12 +44,23 @@ function softwareOf(origins) {
 
 function Figures({ run, info, answer }) {
   const speed = newest(run, "tokens_per_second");
+  const step = run.table.last?.step ?? info?.steps ?? null;
+  const ended = Boolean(answer?.summary) || info?.state === "recorded";
   const software = softwareOf(answer?.versions);
   return html`
     <dl class="figures">
-      <${Figure} name="state"><${LiveDot} live=${info?.live} /><//>
-      <${Figure} name="step">${number(run.table.last?.step ?? info?.steps ?? null)}<//>
-      <${Figure} name="success" title="of the newest step">${percent(newest(run, "success") ?? info?.success)}<//>
+      <${Figure} name="state"><${State} run=${info} /><//>
+      <${Figure} name="step">${stepOf(step, info?.planned)}<//>
+      ${
+        info &&
+        !ended &&
+        html`
+          <${Figure} name="held-out success" title="of the newest evaluation"><${HeldOut} run=${info} /><//>
+        `
+      }
+      <${Figure} name="training success" title="of the episodes of the newest update">
+        ${percent(newest(run, "success") ?? info?.training_success)}
+      <//>
       <${Figure} name="reward">${number(newest(run, "reward"), 3)}<//>
       <${Figure} name="trajectories">
         <a href=${href.trajectories(run.key)}>${number(run.trajectories ?? info?.trajectories ?? null)}</a>
@@ -147,11 +161,18 @@ function Overlaid({ runs, keys }) {
   `;
 }
 
+/** The chart of one metric. */
+function single(name) {
+  const phase = phaseOf(name);
+  const own = phase && { along: `${phase}/step`, unit: `by step of the ${phase.replaceAll("_", " ")}` };
+  return { title: name, unit: "", series: [name], band: null, ...own };
+}
+
 /** Every metric of the rest in a chart of its own, folded. */
 function Rest({ chart, wanted, ...shared }) {
   const [open, setOpen] = useState(false);
   const singles = useMemo(
-    () => chart.series.map((name) => ({ title: name, unit: "", series: [name], band: null })),
+    () => chart.series.map(single),
     [chart.series.join("\n")],
   );
   const shown = singles.filter(wanted);
@@ -180,7 +201,7 @@ function Rest({ chart, wanted, ...shared }) {
 }
 
 /** Charts that hold a metric which one of the runs has. */
-function Charts({ charts, search, ...shared }) {
+function Charts({ charts, search, none, ...shared }) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const wanted = (chart) =>
     words.every((word) => `${chart.title} ${chart.series.join(" ")}`.toLowerCase().includes(word));
@@ -189,7 +210,7 @@ function Charts({ charts, search, ...shared }) {
   if (main.length === 0 && !rest)
     return html`
       <${Empty}>
-        ${words.length ? "No chart has this name." : "No metrics yet: the first row comes with the first update."}
+        ${words.length ? "No chart has this name." : none}
       <//>
     `;
   return html`
@@ -207,6 +228,13 @@ function Charts({ charts, search, ...shared }) {
       `
     }
   `;
+}
+
+/** Why there is no chart. */
+function nothing(infos) {
+  if (infos.length > 0 && infos.every((info) => info?.state === "recorded"))
+    return "These episodes were recorded without training, so there are no curves. Their list is under Trajectories.";
+  return "No metrics yet: the first row comes with the first update.";
 }
 
 function Papers({ answer }) {
@@ -259,6 +287,7 @@ function Top({ runs, keys, info }) {
           <${Chip} tone="warn" title=${info.problem}>⚠ ${info.problem}<//>
         `
       }
+      <${NotFinite} names=${info?.nonfinite} whole />
       <span class="grow"></span>
       ${one && live && screens} ${one && links()}
     </div>
@@ -272,7 +301,9 @@ export function Run({ keys: asked }) {
   const [runs, version] = useLive(keys, (key) => info(key)?.name ?? key, COLOURS);
   const { answers, error, reload } = useAnswers(keys);
   const names = runs.map((run) => run.table.columns.size).join(" ");
-  useEffect(() => void (version > 0 && reload()), [names]); // the server chooses charts by the metrics that there are
+  const states = keys.map((key) => info(key)?.state ?? "").join(" ");
+  // the server chooses charts by the metrics that there are, and a run that ends writes its summary
+  useEffect(() => void (version > 0 && reload()), [names, states]);
   const [axis, setAxis] = useState("step");
   const [weight, setWeight] = useState(0);
   const [search, setSearch] = useState("");
@@ -286,6 +317,14 @@ export function Run({ keys: asked }) {
   const lost = error ?? runs.find((run) => run.error)?.error;
   const one = keys.length === 1;
   const shared = { runs, axis, weight, version };
+  const infos = keys.map(info);
+  if (one && answers.length === 0 && error?.status === 404)
+    return html`
+      <main class="page">
+        <${Problem} error=${error} retry=${reload} />
+        <p><a href=${href.runs()}>All runs</a></p>
+      </main>
+    `;
   return html`
     <main class="page">
       <${Top} runs=${runs} keys=${keys} info=${info(keys[0])} />
@@ -294,6 +333,12 @@ export function Run({ keys: asked }) {
         asked.length > MOST_RUNS &&
         html`
           <p class="note">The first ${MOST_RUNS} of ${asked.length} runs are shown.</p>
+        `
+      }
+      ${
+        one &&
+        html`
+          <${Result} run=${info(keys[0])} summary=${answers[0]?.summary} />
         `
       }
       ${
@@ -310,7 +355,7 @@ export function Run({ keys: asked }) {
               <${Busy} what="Reading metrics" />
             `
           : html`
-              <${Charts} charts=${charts} search=${search} ...${shared} />
+              <${Charts} charts=${charts} search=${search} none=${nothing(infos)} ...${shared} />
             `
       }
       ${

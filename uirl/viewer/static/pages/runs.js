@@ -1,11 +1,13 @@
 // All runs: one row each, with what can be said at a glance; marked ones are laid over each other.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { ago, date, number, percent, safeLink } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { Busy, Chip, Empty, Problem } from "../parts/basic.js";
+import { HeldOut, NotFinite, State, stepOf } from "../parts/result.js";
 
 const REFRESH_SECONDS = 5;
 
@@ -19,44 +21,22 @@ export function useRuns(seconds = REFRESH_SECONDS) {
   return asked;
 }
 
-/** A bar for a share, with its number. */
-export function Share({ value }) {
-  if (value === null || value === undefined)
-    return html`
-      <span class="dim">–</span>
-    `;
-  return html`
-    <span class="share">
-      <meter min="0" max="1" value=${value} aria-label="success"></meter>
-      ${percent(value)}
-    </span>
-  `;
-}
-
-export function LiveDot({ live }) {
-  return live
-    ? html`
-        <span class="live">
-          <i aria-hidden="true"></i>
-          live
-        </span>
-      `
-    : html`
-        <span class="dim">ended</span>
-      `;
-}
-
 function Row({ run, at, marked, mark }) {
   const served = safeLink(run.serve_url);
+  const place = useRef(null);
+  useEffect(() => {
+    if (at) place.current.scrollIntoView({ block: "nearest" });
+  }, [at]);
   return html`
-    <tr aria-current=${at ? "true" : undefined}>
+    <tr aria-current=${at ? "true" : undefined} ref=${place}>
       <td><input type="checkbox" checked=${marked} onChange=${mark} aria-label=${`compare ${run.name}`} /></td>
       <th scope="row">
         <a href=${href.run(run.key)}><bdi>${run.name}</bdi></a>
         <span class="path" title=${run.path}><bdi>${run.path}</bdi></span>
       </th>
       <td>
-        <${LiveDot} live=${run.live} />
+        <${State} run=${run} />
+        <${NotFinite} names=${run.nonfinite} />
         ${
           run.problem &&
           html`
@@ -72,7 +52,7 @@ function Row({ run, at, marked, mark }) {
       </td>
       <td class="n">
         <span class="tag">step</span>
-        ${number(run.steps)}
+        ${stepOf(run.steps, run.planned)}
       </td>
       <td class="n">
         <a href=${href.trajectories(run.key)}>
@@ -80,7 +60,14 @@ function Row({ run, at, marked, mark }) {
           <span class="tag">trajectories</span>
         </a>
       </td>
-      <td><${Share} value=${run.success} /></td>
+      <td>
+        <span class="tag">held-out</span>
+        <${HeldOut} run=${run} />
+      </td>
+      <td class="n dim">
+        <span class="tag">training</span>
+        ${percent(run.training_success)}
+      </td>
       <td class="dim" title=${date(run.updated)}>${ago(run.updated)}</td>
       <td class="dim wide">${date(run.created)}</td>
     </tr>
@@ -94,9 +81,12 @@ function Head() {
         <th><span class="hidden">compare</span></th>
         <th scope="col">run</th>
         <th scope="col">state</th>
-        <th scope="col" class="n">steps</th>
+        <th scope="col" class="n">step</th>
         <th scope="col" class="n">trajectories</th>
-        <th scope="col">success</th>
+        <th scope="col" title="of the newest evaluation on held-out episodes, or the last one of a run that has ended">
+          held-out success
+        </th>
+        <th scope="col" class="n" title="of the episodes of the newest update">training success</th>
         <th scope="col">updated</th>
         <th scope="col" class="wide">begun</th>
       </tr>

@@ -1,6 +1,7 @@
 // The trajectories of a run: filters, sort and search, and a table that draws only the rows in sight.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { get, of, send, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { listOf } from "../lib/list.js";
@@ -17,8 +18,8 @@ function unfinished(indexed) {
   return Boolean(indexed) && indexed.done < indexed.total;
 }
 
-/** How many trajectories came since the list was read, and how far the server's own index is: {count, indexed}.
- * `indexed` is called when a list that was empty would not be any more. */
+/** How many trajectories came since the list was read (fewer than none: the run was made anew), and how far the
+ * server's own index is: {count, indexed}. `indexed` is called when a list that was empty would not be any more. */
 function useNewcomers(list, indexed) {
   const [state, setState] = useState({ count: 0, indexed: null });
   useEffect(() => {
@@ -31,7 +32,7 @@ function useNewcomers(list, indexed) {
       }).catch(() => null);
       if (answer === null) return;
       if (list.rows.length === 0 && unfinished(list.indexed) && answer.count > 0) indexed();
-      else setState({ count: Math.max(0, answer.count - list.count), indexed: answer.indexed ?? null });
+      else setState({ count: answer.count - list.count, indexed: answer.indexed ?? null });
     };
     const timer = setInterval(look, 1000 * (unfinished(list.indexed) ? 1 : NEW_SECONDS));
     return () => clearInterval(timer);
@@ -48,7 +49,9 @@ function found(list, indexed) {
   if (list.count === null) return "";
   const { done, total } = indexed ?? list.indexed ?? { done: 0, total: 0 };
   const among = done < total ? ` among ${number(done)} of ${number(total)} indexed so far` : "";
-  return `${number(list.count)} found${among}`;
+  const cut = list.clipped;
+  const part = cut ? `; of ${number(cut.episodes)} long ones only the first ${number(cut.characters)} characters` : "";
+  return `${number(list.count)} found${among}${part}`;
 }
 
 /** The rows in sight of a scrolled box: [first, last, height of a row]. */
@@ -213,15 +216,28 @@ export function Trajectories({ run, query }) {
     { key: "Escape", text: "the run", run: () => go(href.run(run)) },
   ]);
   const { count: newcomers, indexed } = useNewcomers(list, fresh);
+  if (list.error?.status === 404 && list.rows.length === 0)
+    return html`
+      <main class="page">
+        <${Problem} error=${list.error} retry=${() => ((list.error = null), list.more().then(rouse))} />
+        <p>
+          <a href=${href.run(run)}>The run</a>
+          ${" · "}
+          <a href=${href.runs()}>All runs</a>
+        </p>
+      </main>
+    `;
   return html`
     <main class="page filled">
       <div class="bar">
         <h1>Trajectories</h1>
         <span class="dim" role="status">${found(list, indexed)}</span>
         ${
-          newcomers > 0 &&
+          newcomers !== 0 &&
           html`
-            <button class="main" onClick=${fresh}>${newcomers} new</button>
+            <button class="main" onClick=${fresh}>
+              ${newcomers > 0 ? `${newcomers} new` : `${-newcomers} fewer now: read again`}
+            </button>
           `
         }
         <span class="grow"></span>

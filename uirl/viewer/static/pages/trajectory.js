@@ -1,14 +1,16 @@
 // One trajectory: the strip, the pictures of a turn, what was said, its tokens, the verdict, and a person's label.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { useEffect, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
+import { errorAt, useLabel } from "../lib/labels.js";
 import { lastList } from "../lib/list.js";
-import { date, number, short, visible } from "../lib/format.js";
+import { date, number, short } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { useTurn } from "../lib/turns.js";
 import { Busy, Chip, Copy, Outcome, Problem, Text } from "../parts/basic.js";
-import { LabelCard, errorAt, useLabel } from "../parts/labels.js";
+import { LabelCard } from "../parts/labels.js";
 import { Result } from "../parts/row.js";
 import { Strip } from "../parts/strip.js";
 import { Tokens, useTokens } from "../parts/tokens.js";
@@ -55,7 +57,7 @@ function Top({ run, data, turn, replay }) {
   const base = of(run, "trajectories", data.id);
   return html`
     <div class="bar top">
-      <h1 title=${data.id}><bdi>${visible(beginning(data.task.id, 160))}</bdi></h1>
+      <h1 title=${data.id}><bdi>${beginning(data.task.id, 160)}</bdi></h1>
       <${Result} row=${data} />
       <span class="grow"></span>
       <button class="main" onClick=${replay.toggle} aria-pressed=${replay.playing ? "true" : "false"}>
@@ -91,7 +93,7 @@ function Goal({ data }) {
   const said = beginning(data.task.goal || data.opening, 600);
   const tall = said.length > 150;
   return html`
-    <p class=${tall ? "goal tall" : "goal"} tabindex=${tall ? 0 : undefined}><bdi>${visible(said)}</bdi></p>
+    <p class=${tall ? "goal tall" : "goal"} tabindex=${tall ? 0 : undefined}><bdi>${said}</bdi></p>
   `;
 }
 
@@ -296,7 +298,7 @@ function Beside({ data, now, turn, labelled, show }) {
         `
       }
       <${VerdictCard} verdict=${data.verdict} evidence=${data.verdict_evidence} go=${show} />
-      <${LabelCard} labelled=${labelled} turn=${turn} />
+      <${LabelCard} labelled=${labelled} turn=${turn} turns=${data.turns.length} />
       <${EpisodeFigures} metrics=${data.metrics} />
       <${Checks} checks=${data.task.checks} />
     </div>

@@ -1,8 +1,9 @@
 // Small parts that all pages share. Whatever a run says is set as text: no part of these pages makes HTML from strings.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { keyName, keysNow } from "../lib/keys.js";
-import { NONE, plain, visible } from "../lib/format.js";
+import { NONE, plain } from "../lib/format.js";
 
 /** A short word in a frame; `tone`: "good", "bad", "warn", "quiet" or none. */
 export function Chip({ tone = "", title, children }) {
@@ -81,7 +82,7 @@ function Pre({ text, label, more }) {
   const tall = text.length > CHARACTERS || text.split("\n", LINES + 1).length > LINES;
   const scrolled = tall ? { tabindex: 0, role: "group", "aria-label": label } : {};
   return html`
-    <pre class=${tall ? "text tall" : "text"} ...${scrolled}>${visible(text)}${more && "…"}</pre>
+    <pre class=${tall ? "text tall" : "text"} ...${scrolled}>${text}${more && "…"}</pre>
   `;
 }
 

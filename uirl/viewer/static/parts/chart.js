@@ -1,17 +1,24 @@
 // One chart: lines over steps or time, with band, smoothing, and its picture or numbers to take away.
 
 import uPlot from "../vendor/uPlot.esm.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { csv, joined } from "../lib/series.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
+import { csv, joined, notFiniteSince } from "../lib/series.js";
 import { colour, onTheme } from "../lib/theme.js";
-import { duration, number } from "../lib/format.js";
+import { duration, number, visible } from "../lib/format.js";
 import { bandOf, drawing, linesOf, options } from "./drawing.js";
 import { download } from "./basic.js";
 
 function Legend({ drawn, at, hidden, toggle, more, setMore }) {
   const value = (i) => {
     const line = drawn.values[i];
-    return number(at === null ? line.findLast((y) => y !== null) : line[at]);
+    if (at !== null) return number(line[at]);
+    const since = notFiniteSince(drawn.lines[i].column);
+    return since === null
+      ? number(line.findLast((y) => y !== null))
+      : html`
+          <span class="minus" title="no finite number since then">not finite since step ${number(since)}</span>
+        `;
   };
   const few = more ? drawn.lines : drawn.lines.slice(0, 8);
   return html`
@@ -65,7 +72,7 @@ function picture(plot, chart) {
   draw.fillRect(0, 0, canvas.width, canvas.height);
   draw.fillStyle = colour("--ink");
   draw.font = `${13 * scale}px system-ui, sans-serif`;
-  draw.fillText(chart.title, 10 * scale, 18 * scale);
+  draw.fillText(visible(chart.title), 10 * scale, 18 * scale);
   draw.drawImage(source, 0, 26 * scale);
   canvas.toBlob((blob) => blob && download(`${chart.title}.png`, blob));
 }
@@ -75,7 +82,8 @@ function table(chart, runs, axis) {
   const band = bandOf(chart, runs, axis) ?? [];
   const columns = joined([...lines.map((line) => line.column), ...band], axis);
   const names = [...lines.map((line) => line.metric), ...(band.length ? chart.band : [])];
-  download(`${chart.title}.csv`, csv([axis === "time" ? "seconds" : "step", ...names], columns), "text/csv");
+  const first = axis === "time" ? "seconds" : (chart.along ?? "step");
+  download(`${chart.title}.csv`, csv([first, ...names], columns), "text/csv");
 }
 
 /** Whether the element is in sight, or nearly. */
@@ -159,10 +167,10 @@ function Head({ chart, place, plot, runs, axis }) {
 }
 
 /** Where the pointer is along the axis, in words; null where it is nowhere. */
-function placeOf(drawn, at, axis) {
+function placeOf(drawn, at, axis, chart) {
   const x = at === null ? null : (drawn?.data[0][at] ?? null);
   if (x === null) return null;
-  return axis === "time" ? duration(x) : `step ${number(x)}`;
+  return axis === "time" ? duration(x) : `${chart.along ?? "step"} ${number(x)}`;
 }
 
 /**
@@ -182,7 +190,7 @@ export function Chart(props) {
   const name = `${chart.title}, ${drawn?.data[0].length ?? 0} points`;
   return html`
     <figure class="chart">
-      <${Head} chart=${chart} place=${placeOf(drawn, at, axis)} plot=${plot} runs=${runs} axis=${axis} />
+      <${Head} chart=${chart} place=${placeOf(drawn, at, axis, chart)} plot=${plot} runs=${runs} axis=${axis} />
       <div class="plot" ref=${box} role="img" aria-label=${name}></div>
       ${
         drawn &&

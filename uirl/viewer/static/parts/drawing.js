@@ -54,12 +54,14 @@ export function bandOf(chart, runs, axis) {
 }
 
 /**
- * What uPlot draws: {lines, band, faint, stack, values, data}. With smoothing each line stands twice, the raw one
- * faint. A stack of one run is drawn as sums from below; `values` are the figures themselves, for the legend.
+ * What uPlot draws: {lines, band, faint, stack, values, data}; `band`: the colour of the line that it belongs to, null
+ * where that is not shown. With smoothing each line stands twice, the raw one faint. A stack of one run is drawn as
+ * sums from below; `values` are the figures themselves, for the legend.
  */
 export function drawing(chart, runs, axis, weight, hidden) {
   const lines = linesOf(chart, runs, axis);
-  const band = bandOf(chart, runs, axis);
+  const banded = lines.find((line) => line.metric === chart.band?.[0].replace(/_low$/, "") && !hidden.has(line.key));
+  const band = banded ? bandOf(chart, runs, axis) : null;
   const [xs, ...ys] = joined([...lines.map((line) => line.column), ...(band ?? [])], axis);
   const kept = thinned(ys, xs.length, MOST_POINTS);
   const thin = (line) => (kept === null ? line : kept.map((i) => line[i]));
@@ -69,7 +71,7 @@ export function drawing(chart, runs, axis, weight, hidden) {
   const faint = weight > 0 && !stack;
   const shown = stack ? stacked(values, (i) => !hidden.has(lines[i].key)) : values;
   const rest = [...ys.slice(lines.length), ...(faint ? raw : [])].map(thin);
-  return { lines, band: band !== null, faint, stack, values, data: [thin(xs), ...shown, ...rest] };
+  return { lines, band: band && banded.colour, faint, stack, values, data: [thin(xs), ...shown, ...rest] };
 }
 
 function seriesOf({ lines, band, faint, stack }, hidden) {
@@ -88,23 +90,23 @@ function seriesOf({ lines, band, faint, stack }, hidden) {
   const edge = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
   return [
     {},
-    ...lines.map((one) => (one === lowest ? { ...line(one, 1), fill: layer(one) } : line(one, 1))),
+    ...lines.map((one) => (one === lowest ? { ...line(one, 1), fill: layer(one.colour) } : line(one, 1))),
     ...(band ? [edge, edge] : []),
     ...(faint ? lines.map((one) => line(one, 0.25)) : []),
   ];
 }
 
-/** The colour of a layer of a stack: that of its line, thin. */
-function layer(line) {
-  return colour(line.colour).replace(/^rgb\((.*)\)$/, "rgba($1, 0.28)");
+/** The colour of an area, that of its line, thin: a layer of a stack, or a band. */
+function layer(name, alpha = 0.28) {
+  return colour(name).replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
 }
 
 /** The areas between lines: the band, or the layers of a stack (of those that are shown). */
 function bandsOf({ lines, band, stack }, hidden) {
-  if (band) return [{ series: [lines.length + 2, lines.length + 1], fill: colour("--band") }];
+  if (band) return [{ series: [lines.length + 2, lines.length + 1], fill: layer(band, 0.16) }];
   if (!stack) return [];
   const shown = lines.map((_, i) => i).filter((i) => !hidden.has(lines[i].key));
-  return shown.slice(1).map((i, at) => ({ series: [i + 1, shown[at] + 1], fill: layer(lines[i]) }));
+  return shown.slice(1).map((i, at) => ({ series: [i + 1, shown[at] + 1], fill: layer(lines[i].colour) }));
 }
 
 function axesOf(axis) {
@@ -138,9 +140,15 @@ export function options(drawn, axis, hidden, size, onCursor) {
     series: seriesOf(drawn, hidden),
     bands: bandsOf(drawn, hidden),
     axes: axesOf(axis),
-    hooks: { setCursor: [(u) => onCursor(u.cursor.idx ?? null)] },
+    hooks: { setCursor: [(u) => onCursor(u.cursor.idx ?? null)], setScale: [named] },
     padding: [8, 10, 0, 0],
   };
+}
+
+/** Say on the element which stretch of the axis is drawn, as nobody can read it from the pixels. */
+function named(plot, scale) {
+  const { min, max } = plot.scales[scale];
+  if (scale === "x") Object.assign(plot.root.dataset, { from: min ?? "", to: max ?? "" });
 }
 
 function padded(low, high) {

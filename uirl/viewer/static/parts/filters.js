@@ -1,6 +1,7 @@
 // The filters over the table of trajectories. Each is a word of the address, so a filtered list is a link.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { short } from "../lib/format.js";
 
 const TYPING_MS = 250;

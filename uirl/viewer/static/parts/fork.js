@@ -1,11 +1,12 @@
 // At the fork of a group: the same screen, two answers, and what became of each.
 
-import { html, useState } from "../vendor/htm-preact.js";
+import { useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { number, short } from "../lib/format.js";
+import { errorAt } from "../lib/labels.js";
 import { href } from "../lib/router.js";
 import { Busy, Choice, Outcome, Problem, Text } from "./basic.js";
-import { errorAt } from "./labels.js";
 import { Picture } from "./picture.js";
 import { Result } from "./row.js";
 import { Call, pairs } from "./turn.js";

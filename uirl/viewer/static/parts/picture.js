@@ -1,6 +1,7 @@
 // A picture with what was done on it, drawn at the pixel it was done at, whatever the size on the screen.
 
-import { html, useLayoutEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { useLayoutEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { percent } from "../lib/format.js";
 
 /** Pixels of the picture per pixel of the screen: marks are drawn in screen pixels, at places in picture pixels. */

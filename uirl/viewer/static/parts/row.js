@@ -1,6 +1,6 @@
 // One line of the table of trajectories.
 
-import { html } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { ago, date, number, short } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { Chip } from "./basic.js";

@@ -1,6 +1,7 @@
 // The film strip of an episode: one small picture per turn, with what is known of each.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of } from "../lib/api.js";
 import { number } from "../lib/format.js";
 

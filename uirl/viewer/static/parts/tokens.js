@@ -1,6 +1,7 @@
 // The tokens of a turn, one by one, coloured by a figure of the reader's choice; ids are those fed and sampled.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { FIGURES, background, has, largest, said } from "../lib/colours.js";
 import { number, percent, visible } from "../lib/format.js";
@@ -64,7 +65,7 @@ function Detail({ token, index, coordinate }) {
   return html`
     <div class="detail" role="status">
       <b class="mono">
-        ${token.text === null || token.text === undefined ? `#${token.id}` : visible(JSON.stringify(token.text))}
+        ${token.text === null || token.text === undefined ? `#${token.id}` : JSON.stringify(token.text)}
       </b>
       <span class="dim">at ${index}</span>
       <dl>

@@ -1,6 +1,7 @@
 // One turn: what the policy saw, thought, said and called, and what came of it.
 
-import { html, useState } from "../vendor/htm-preact.js";
+import { useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of } from "../lib/api.js";
 import { number, percent, plain } from "../lib/format.js";
 import { Chip, Dialog, Text } from "./basic.js";

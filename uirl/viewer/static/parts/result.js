@@ -1,0 +1,162 @@
+// What a run came to: its state, its success on held-out episodes, and the result at its end.
+
+import { html } from "../lib/html.js";
+import { NONE, duration, number, percent } from "../lib/format.js";
+import { Chip, Figure } from "./basic.js";
+
+/** The state of a run in a word; at which step it stands is said beside it. */
+export function State({ run }) {
+  const { state } = run ?? {};
+  if (state === "live")
+    return html`
+      <span class="live">
+        <i aria-hidden="true"></i>
+        live
+      </span>
+    `;
+  if (state === "stopped")
+    return html`
+      <span class="stopped" title="it wrote no summary, and no process writes to it">stopped</span>
+    `;
+  return html`
+    <span class="dim">${state === undefined || state === "unknown" ? NONE : state}</span>
+  `;
+}
+
+/** "7 of 400", or "7" where nobody says how many there will be. */
+export function stepOf(step, planned) {
+  return typeof planned === "number" ? `${number(step ?? null)} of ${number(planned)}` : number(step ?? null);
+}
+
+/** What stands behind a share on held-out episodes, in words. */
+function behind({ low, high, step, episodes, groups }) {
+  return [
+    low !== null && `95 % interval ${percent(low)} to ${percent(high)}`,
+    typeof step === "number" && `at step ${number(step)}`,
+    episodes && `${number(episodes)} episodes of ${number(groups)} instances`,
+  ]
+    .filter(Boolean)
+    .join(", ");
+}
+
+/** A share with a bar and its number; `title`: what stands behind it. */
+export function Share({ value, name, title }) {
+  if (value === null || value === undefined)
+    return html`
+      <span class="dim">${NONE}</span>
+    `;
+  return html`
+    <span class="share" title=${title}>
+      <meter min="0" max="1" value=${value} aria-label=${name}></meter>
+      ${percent(value)}
+    </span>
+  `;
+}
+
+export function HeldOut({ run }) {
+  const found = run.held_out;
+  return html`
+    <${Share} value=${found?.value} name="held-out success" title=${found ? behind(found) : undefined} />
+  `;
+}
+
+/** Metrics whose newest value is no finite number: the run has most likely diverged. */
+export function NotFinite({ names, whole = false }) {
+  if (!names?.length) return null;
+  const said = names.join(", ");
+  return html`
+    <${Chip} tone="bad" title=${`no finite number in the newest row: ${said}`}>
+      ⚠ not finite${whole ? `: ${said}` : ""}
+    <//>
+  `;
+}
+
+/** Low and high of an interval in per cent: "[67, 78]". */
+function between(low, high) {
+  return typeof low === "number" && typeof high === "number"
+    ? `[${number(100 * low, 3)}, ${number(100 * high, 3)}]`
+    : null;
+}
+
+/** "55 % → 73 %", as far as both are known. */
+function fromTo(before, after, words) {
+  return typeof before === "number" ? `${words(before)} → ${words(after)}` : words(after);
+}
+
+/** The result of a run that ended, from its summary. */
+function Ended({ summary }) {
+  const [low, high] = summary.success_after_interval ?? [];
+  const controls = Object.entries(summary.controls ?? {});
+  return html`
+    <${Figure} name="held-out success, before → after">
+      <b>${fromTo(summary.success_before, summary.success_after ?? null, percent)}</b>
+      ${
+        between(low, high) &&
+        html`
+          ${" "}
+          <span class="dim" title="95 % interval">${between(low, high)}</span>
+        `
+      }
+    <//>
+    ${controls.map(
+      ([name, value]) => html`
+        <${Figure} key=${name} name=${`control: ${name}`} title="success without learning">${percent(value)}<//>
+      `,
+    )}
+    <${Figure} name="reward, before → after">
+      ${fromTo(summary.reward_before, summary.reward_after ?? null, (value) => number(value, 3))}
+    <//>
+    <${Figure} name="trained on">
+      ${number(summary.episodes ?? null)} episodes
+      ${typeof summary.train_seconds === "number" ? ` in ${duration(summary.train_seconds)}` : ""}
+    <//>
+    <${Figure} name="why it stopped">${summary.stopped_because ?? NONE}<//>
+  `;
+}
+
+/** The result of episodes that were recorded without training. */
+function Recorded({ run }) {
+  const { held_out: found, training_success: training } = run;
+  return html`
+    <${Figure} name=${found ? "held-out success" : "success"}>
+      <b>${percent(found?.value ?? training)}</b>
+      ${
+        found &&
+        html`
+          ${" "}
+          <span class="dim" title="95 % interval">${between(found.low, found.high)}</span>
+        `
+      }
+    <//>
+    ${
+      found &&
+      html`
+        <${Figure} name="episodes">
+          ${number(found.episodes)} of ${number(found.groups)} ${found.groups === 1 ? "instance" : "instances"}
+        <//>
+      `
+    }
+    <${Figure} name="policy of step">${number(run.steps)}<//>
+  `;
+}
+
+/** What a run came to, at the top of its page; nothing while it trains. */
+export function Result({ run, summary }) {
+  const recorded = run?.state === "recorded";
+  if (!summary && !recorded) return null;
+  return html`
+    <section class="card result" aria-label="result">
+      <dl class="figures">
+        ${
+          summary
+            ? html`
+                <${Ended} summary=${summary} />
+              `
+            : html`
+                <${Recorded} run=${run} />
+              `
+        }
+      </dl>
+    </section>
+  `;
+}
