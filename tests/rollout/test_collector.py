@@ -79,7 +79,34 @@ async def test_instances_are_closed_all_at_once_and_a_close_that_fails_is_told(
     runner._idle = [runner._open() for _ in range(3)]
     with caplog.at_level("WARNING"):
         await runner.close()
-    assert re.search(r"1 of 3 environments could not be closed: Slow\.close raised OSError: the machine", caplog.text)
+    assert re.search(r"of 3 environments 1 could not be closed: Slow\.close raised OSError: the machine", caplog.text)
+
+
+async def test_calls_of_episodes_that_are_cut_off_are_counted_until_they_come_back(lm) -> None:
+    begun, free = threading.Event(), threading.Event()
+
+    class Hangs(Countdown):
+        runs_inline = False
+
+        def step(self, action: str) -> Any:
+            begun.set()
+            free.wait(timeout=60)
+            return super().step(action)
+
+        def spawn(self) -> Hangs:
+            return Hangs(self.length)
+
+    runner = collector(lm, Hangs(1), parallel=1)
+    (spec,) = specs(1)
+    played = asyncio.ensure_future(replace(runner).play_once(spec, play_with(scripted(lm, "yes"))(spec)))
+    assert await asyncio.to_thread(begun.wait, 60)
+    played.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await played
+    assert runner.stuck == 1, "a copy counts for all"
+    free.set()
+    while runner.stuck:
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("parallel", "held", "most"), [(2, None, 2), (6, 2, 2), (2, 6, 2)])

@@ -26,7 +26,6 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib",
 CLOSE_SECONDS = 30.0
 """Longest that anybody waits for an environment to close, whatever its `reset_timeout`: a run that was told to end does
 not have longer."""
-_GOES_ON = ". If it computes, it goes on and slows this process down, which is not the learner's with actors.processes"
 _PARAMETERS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 """Function -> parameters of its bound method: `inspect.signature` takes longer than many a `reset`."""
 
@@ -216,8 +215,7 @@ class EnvironmentSession:
             )
         except TimedOut:
             self._abandon(f"{where} did not return within {limit:g} s")
-            remedy = f"raise environment.{option} or find what it waits for"
-            raise EpisodeTimeout(f"{self._broken}; {remedy}{_GOES_ON if method == 'step' else ''}") from None
+            raise EpisodeTimeout(f"{self._broken}; {_late_remedy(method, option)}") from None
         except (RolloutFailure, ConfigError) as error:
             self._broken = str(error)
             raise
@@ -275,6 +273,13 @@ def _place(raised: BaseException) -> str:
     frames = traceback.extract_tb(raised.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _late_remedy(method: str, option: str) -> str:
+    if method == "close":
+        return "find what it waits for"
+    remedy = f"raise environment.{option} or find what it waits for"
+    return remedy if method == "reset" else f"{remedy}. If it computes, it slows its process down: docs/failures.md"
 
 
 def _remedy(method: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -59,7 +60,8 @@ class Collector:
     """Hears of every episode the moment it ends, failed attempts included: the place to write it down."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _slots: asyncio.Semaphore | None = None
-    _unclosed: int = 0
+    _unclosed: Counter[str] = field(default_factory=Counter)
+    """Of copies of this collector too, as is the next."""
     _given_up: list[EnvironmentSession] = field(default_factory=list)
 
     @classmethod
@@ -136,7 +138,7 @@ class Collector:
                 options=self.options,
             )
         except BaseException:
-            await session.close()
+            await self._close_broken(session)
             raise
         if session.broken or trajectory.failure is not None:
             await self._close_broken(session)
@@ -156,16 +158,18 @@ class Collector:
         if session.stuck:
             self._given_up.append(session)
         error = await _failure_to_close(session)
-        self._unclosed += error is not None
-        if error is not None and is_round(self._unclosed):
-            _LOG.warning("%d environments could not be closed after a failure: %s", self._unclosed, error)
+        if error is None:
+            return
+        self._unclosed[error.kind] += 1
+        if is_round(count := self._unclosed[error.kind]):
+            _LOG.warning("environments that could not be closed after a failure: %d so far; the last: %s", count, error)
 
     async def close(self) -> None:
         """Close every idle instance, all at once. What cannot be closed is left, and logged."""
         sessions, self._idle = self._idle, []
         failures = [error for error in await asyncio.gather(*map(_failure_to_close, sessions)) if error is not None]
         if failures:
-            _LOG.warning("%d of %d environments could not be closed: %s", len(failures), len(sessions), failures[0])
+            _LOG.warning("of %d environments %d could not be closed: %s", len(sessions), len(failures), failures[0])
 
 
 async def _failure_to_close(session: EnvironmentSession) -> RolloutFailure | None:

@@ -37,6 +37,8 @@ class Actor:
         self.playing: list[str] = []
         self.cancelled: list[str] = []
         self.release = asyncio.Event()
+        self.finished: set[str] = set()
+        """Episodes that end although the others are not released."""
         self.stopped = self.killed = 0
         self.peer: Peer | None = None
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -61,7 +63,8 @@ class Actor:
     async def _play(self, spec: EpisodeSpec, order: Order) -> Played:
         self.playing.append(spec.trajectory_id)
         try:
-            await self.release.wait()
+            while not self.release.is_set() and spec.trajectory_id not in self.finished:
+                await asyncio.sleep(0.001)
         except asyncio.CancelledError:
             self.cancelled.append(spec.trajectory_id)
             raise
@@ -222,6 +225,21 @@ async def test_an_actor_whose_environments_hang_is_replaced_once_it_plays_nothin
         launcher.actors[1].release.set()
         assert [played.trajectory.id for played in await asyncio.gather(*tasks)] == ["c", "d", "e"]
     assert "3 calls of its environments were given up and have not come back. It is started again" in caplog.text
+
+
+async def test_a_leaving_actor_is_replaced_where_its_last_episode_is_given_up() -> None:
+    launcher = FakeLauncher({"stuck": 3}, {})
+    async with pool_of(launcher, 1) as pool:
+        await until(lambda: all_ready(pool))
+        (first,) = launcher.actors
+        tasks = {name: play(pool, name) for name in "ab"}
+        await until(lambda: len(first.playing) == 2)
+        first.finished.add("a")
+        await tasks["a"]
+        assert pool.seats[0].leaving is not None
+        assert pool.seats[0].active == 1
+        tasks["b"].cancel()
+        await until(lambda: len(launcher.actors) == 2)
 
 
 async def test_an_episode_that_was_lost_is_not_given_to_the_same_dead_actor_again() -> None:

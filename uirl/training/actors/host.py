@@ -81,10 +81,8 @@ class ActorHost:
         return Ready(max(self._places.values()), probe_of(self.chat))
 
     async def close(self) -> None:
-        """Close every environment that plays nothing."""
-        await self._players.close()
-        for collector in self._collectors.values():
-            await collector.close()
+        """Close every environment that plays nothing, all at once."""
+        await asyncio.gather(self._players.close(), *(collector.close() for collector in self._collectors.values()))
         if self._verifier is not None:
             await self._verifier.close()
 
@@ -119,8 +117,10 @@ async def serve(way: Way) -> int:
         return 1
     reason = await peer.wait_closed()
     _LOG.info("the learner is gone: %s", reason)
-    with suppress(TimedOut):
+    try:
         await within(host.close(), CLOSE_SECONDS)
+    except TimedOut:
+        _LOG.warning("%s: its environments did not close within %g s", way.name, CLOSE_SECONDS)
     return 0
 
 

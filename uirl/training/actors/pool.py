@@ -136,11 +136,8 @@ class ActorPool:
             raise ActorFailure(f"the actor that played this episode is lost: {error}") from error
         finally:
             if seat.incarnation == incarnation:
-                seat.active -= 1
-                self._hand_out()
+                self._give_back(seat)
         seat.finished += 1
-        if seat.incarnation == incarnation and seat.leaving is not None and seat.active == 0:
-            peer.close(seat.leaving)
         return played
 
     async def close(self) -> None:
@@ -180,9 +177,15 @@ class ActorPool:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().active -= 1  # it came too late
-                self._hand_out()
+                self._give_back(waiter.result())  # it came too late
             raise
+
+    def _give_back(self, seat: Seat) -> None:
+        """Free a place. A seat that is to be replaced is, once it plays nothing, however its last episode ended."""
+        seat.active -= 1
+        if seat.leaving is not None and seat.active == 0 and seat.peer is not None:
+            seat.peer.close(seat.leaving)
+        self._hand_out()
 
     def _least_busy(self) -> Seat | None:
         free = [seat for seat in self.seats if seat.takes_more]
