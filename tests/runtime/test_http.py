@@ -184,6 +184,22 @@ async def test_what_a_request_costs_does_not_grow_with_the_others(server: StandI
     assert all(pool.client.is_closed for pool in pools)
 
 
+async def test_connections_of_a_burst_are_closed_although_nobody_needs_them_again(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StandIn() as another:
+        transport = HTTPTransport("server")
+        transport.hold()
+        await asyncio.gather(*(ask(transport, server.url) for _ in range(3 * POOL)))
+        pools = [pool for pools in transport._connections().pools.values() for pool in pools]
+        assert len(pools) == 3
+        monkeypatch.setattr("uirl.runtime.http.KEPT", 0.0)
+        await ask(transport, another.url)
+        assert all(pool.client.is_closed for pool in pools)
+        assert list(transport._connections().pools) == [another.url.removeprefix("http://")]
+        await transport.close()
+
+
 async def test_connections_end_with_the_last_holder(server: StandIn) -> None:
     transport = HTTPTransport("client")
     transport.hold()

@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 POOL = 8
 """Connections that one client of httpx has: what it does for a request takes time with the square of their number."""
+KEPT = 3.0
+"""Seconds that an idle connection is kept. Servers with uvicorn's defaults close it after 5: be earlier, or a request
+that must not happen twice gets lost."""
 CONNECT = 10.0
 """Seconds to reach a server."""
 MAX_BYTES = 100 * 2**20
@@ -136,6 +140,13 @@ class _Pool:
     client: httpx.AsyncClient
     busy: int = 0
     """Requests under way."""
+    since: float = field(default_factory=time.monotonic)
+    """When its last request began or ended."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether its connections have expired: httpx closes them when that client is used again, and not before."""
+        return not self.busy and time.monotonic() - self.since > KEPT
 
 
 @dataclass(slots=True)
@@ -145,6 +156,14 @@ class _Connections:
     pools: dict[str, list[_Pool]] = field(default_factory=dict)
     """Server -> those to it."""
     holders: int = 0
+
+    def take_stale(self) -> list[_Pool]:
+        """Return the pools whose connections have expired, which are no more of these."""
+        stale = [pool for pools in self.pools.values() for pool in pools if pool.stale]
+        if stale:
+            kept = {server: [pool for pool in pools if pool not in stale] for server, pools in self.pools.items()}
+            self.pools = {server: pools for server, pools in kept.items() if pools}
+        return stale
 
     async def close(self) -> None:
         for pool in itertools.chain(*self.pools.values()):
@@ -247,8 +266,11 @@ class HTTPTransport:
         httpx = import_httpx(self.extra)
         with self._lock:
             pool = self._pool(urlsplit(url).netloc)
-            pool.busy += 1
+            pool.busy, pool.since = pool.busy + 1, time.monotonic()
+            stale = self._connections().take_stale()
         try:
+            for other in stale:
+                await other.client.aclose()
             async with (
                 asyncio.timeout(timeout if math.isfinite(timeout) else None),
                 pool.client.stream(method, url, **request) as answer,
@@ -262,7 +284,7 @@ class HTTPTransport:
             never_sent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
             raise ConnectionLost(error, never_sent=never_sent) from None
         finally:
-            pool.busy -= 1
+            pool.busy, pool.since = pool.busy - 1, time.monotonic()
         if response.status >= 300:
             raise ErrorStatus(response)
         return response
@@ -300,9 +322,7 @@ class HTTPTransport:
         return httpx.AsyncClient(
             # a deadline stands around the whole try; httpx itself only knows pauses between bytes
             timeout=httpx.Timeout(None, connect=CONNECT),
-            # servers with uvicorn's defaults close a connection after 5 idle seconds: be earlier, or a request
-            # that must not happen twice gets lost
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL, keepalive_expiry=3),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL, keepalive_expiry=KEPT),
             # a proxy that the environment names must not stand between two processes of one machine
             mounts={f"all://{host}": None for host in _LOOPBACK},
             verify=self._tls,
