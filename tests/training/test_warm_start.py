@@ -146,6 +146,39 @@ def test_demonstrations_that_fail_are_left_out_and_said(tmp_path: Path, capsys: 
     assert len(asyncio.run(demonstrations.batch(9))) == 3
 
 
+def test_demonstrations_that_fail_when_they_are_played_again_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torn(Taught):
+        broken = 0
+
+        def step(self, action: str) -> Any:
+            if len(self.seen) % 4 < self.broken:
+                raise OSError("the cable was pulled")
+            return super().step(action)
+
+    config = settings(tmp_path)
+    config.rollout.retries, config.rollout.parallel = 0, 1
+    environment = Torn(length=1)
+    environment.seen = []
+    parts = assemble(config, environment)
+    first = Demonstrations(parts, local_channel(parts), size=8, seed=0)
+    asyncio.run(first.batch(8))
+    assert (first.episodes, first.failed) == (8, 0)
+    for broken, failed in ((1, 2), (3, 6)):
+        later = Demonstrations(parts, local_channel(parts), size=8, seed=0)
+        later.load_state_dict(first.state_dict())
+        Torn.broken, environment.seen[:] = broken, []
+        if broken == 3:
+            with pytest.raises(EnvironmentFailure, match=r"6 of 8 demonstrations failed, .*the cable was pulled"):
+                asyncio.run(later.batch(4))
+            break
+        assert len(asyncio.run(later.batch(8))) == 8 - failed
+        assert later.failed == failed
+        assert later.successes <= 8 - failed
+        assert "2 of 8 demonstrations failed" in capsys.readouterr().out
+
+
 def test_a_demonstrator_that_fails_mostly_stops_the_warm_start(tmp_path: Path) -> None:
     class Torn(Countdown):
         def step(self, action: str) -> Any:

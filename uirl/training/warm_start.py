@@ -22,7 +22,7 @@ from uirl.training.evaluation.evaluation import evaluate_episodes, require_evide
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Failure, Sample, Trajectory
+from uirl.types import Sample, Trajectory
 
 HELD = 2**30
 """Bytes of pictures, as they were captured, from which no new demonstrations are made: all of them stay in memory."""
@@ -45,6 +45,8 @@ class Demonstrations:
         self._samples: list[Sample] = []
         self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
         self._missing = 0
+        self._then = (0, 0)
+        """Of the missing ones: how many failed, how many succeeded."""
         self._full = False
         """Their pictures have no more room."""
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
@@ -62,8 +64,7 @@ class Demonstrations:
         count = min(count, self._size - self.episodes)
         played = await self._play(self._tasks, count)
         self.episodes += count
-        self.successes += sum(bool(t.success) for t in played if t.failure is None)
-        self._note([t.failure for t in played if t.failure is not None])
+        self._note(played)
         samples = _samples_of(played)
         self._samples += samples
         held = sum(len(picture.data) for picture in self._pictures.values())
@@ -85,6 +86,7 @@ class Demonstrations:
         """Continue where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
         self.failed, self._full = state.get("failed", 0), state.get("full", False)
+        self._then = self.failed, self.successes
         self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
         version, numbers, spare = state["random"]
@@ -97,11 +99,15 @@ class Demonstrations:
         if not self._missing:
             return
         say(f"playing the first {self._missing} demonstrations again: batches are now drawn from all of them")
-        samples = _samples_of(await self._play(self._from_the_first(), self._missing))
-        self._samples, self._missing = samples + self._samples, 0
+        played = await self._play(self._from_the_first(), self._missing)
+        self.failed, self.successes = self.failed - self._then[0], self.successes - self._then[1]
+        self._note(played)
+        self._samples, self._missing = _samples_of(played) + self._samples, 0
 
-    def _note(self, failures: Sequence[Failure]) -> None:
-        """Count demonstrations that failed. Raises EnvironmentFailure where they are more than half of all."""
+    def _note(self, played: Sequence[Trajectory]) -> None:
+        """Count demonstrations. Raises EnvironmentFailure where more than half of all have failed."""
+        self.successes += sum(bool(t.success) for t in played if t.failure is None)
+        failures = [t.failure for t in played if t.failure is not None]
         if not failures:
             return
         self.failed += len(failures)
