@@ -3,11 +3,12 @@
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
 from uirl.errors import StorageError
-from uirl.runtime.files import write_atomically
+from uirl.runtime.files import require_writable, write_atomically
 
 
 def test_text_and_bytes_arrive_in_folders_that_did_not_exist(tmp_path):
@@ -57,3 +58,21 @@ def test_a_name_that_cannot_be_replaced_is_an_error_without_rest(tmp_path):
     with pytest.raises(StorageError, match="cannot write"):
         write_atomically(tmp_path / "folder", "x")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_what_is_no_regular_file_is_not_replaced_and_links_are_followed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for work in (require_writable, lambda path: write_atomically(path, "x")):
+        with pytest.raises(StorageError, match=r"pipe: it is no regular file; name a file that may be replaced"):
+            work(pipe)
+        with pytest.raises(StorageError, match=r"that is a folder: name a file"):
+            work(tmp_path)
+    assert pipe.is_fifo()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept" / "report.json")
+    for text in ("new", "newer"):
+        require_writable(tmp_path / "link")
+        write_atomically(tmp_path / "link", text)
+        assert (tmp_path / "kept" / "report.json").read_text() == text
+    assert (tmp_path / "link").is_symlink()

@@ -18,6 +18,7 @@ _REMEDIES = {
     errno.EACCES: "this user may not write there: choose another directory or fix the permissions",
     errno.EROFS: "the file system is read-only: choose another directory",
     errno.EISDIR: "that is a folder: name a file",
+    errno.EINVAL: "name a file that may be replaced",
     errno.ENOTDIR: "a part of that path is a file: choose another directory",
 }
 
@@ -41,6 +42,7 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
     """
     target = Path(path)
     with storage_errors(f"cannot write {target}"):
+        target = _followed(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         # the kernel applies the umask: asking for it means changing it, under the files of other threads
@@ -63,13 +65,22 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     """Raise StorageError where `write_atomically` could not write `path`, before the work whose result it is."""
     target = Path(path)
     with storage_errors(f"cannot write {target}"):
-        if target.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        target = _followed(target)
         home = next(folder for folder in target.absolute().parents if folder.exists())
         if not home.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(home, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _followed(target: Path) -> Path:
+    """Return where links lead from `target`. Raises OSError for what is there and cannot be replaced: a folder, a pipe,
+    a device."""
+    if target.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def sync_folder(folder: Path) -> None:
