@@ -361,3 +361,15 @@ def test_the_config_loads_no_torch():
 
 def test_a_section_alone_names_full_keys():
     assert message(ModelConfig, dtype="half").startswith("model.dtype: got 'half'")
+
+
+def test_what_a_process_notes_beside_a_config_makes_no_other_config() -> None:
+    one, other = ConfigStore(), ConfigStore()
+    one.logging.keep_home()
+    one.logging.call_runs("job")
+    assert one == other
+    assert one.to_yaml() == other.to_yaml()
+    assert pickle.loads(pickle.dumps(one)).logging.stem == "job"
+    other.logging.runs_dir = "elsewhere"
+    assert one != other
+    assert one != 3

@@ -51,6 +51,10 @@ class Section(KeyedModel):
         except ValidationError as error:
             raise config_error(type(self), error, {name: value}) from None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all keys have the same values: what a process noted beside them is no part of a config."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
     @classmethod
     def unknown_key(cls, name: str) -> str:
         """Write the message for a key that this section does not have."""
