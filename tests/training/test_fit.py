@@ -66,6 +66,28 @@ def test_a_trainer_fits_once_at_a_time(tmp_path: Path) -> None:
     assert "is under way" in refused[0]
 
 
+def test_two_calls_in_the_same_moment_are_one(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config)
+    together, ended = threading.Barrier(2), []
+
+    def fit() -> None:
+        together.wait(60)
+        try:
+            ended.append(trainer.fit(num_epochs=1, num_iters_per_epoch=1)["steps"])
+        except ContractError:
+            ended.append("refused")
+
+    threads = [threading.Thread(target=fit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trainer.cleanup()
+    assert sorted(map(str, ended)) == ["1", "refused"]
+
+
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path, adv_estimator="grpo", group_size=8)
     config.training.warm_start.enabled = False

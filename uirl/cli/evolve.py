@@ -9,6 +9,7 @@ from typing import Any
 
 from uirl.cli.options import add_config, read_config
 from uirl.errors import ConfigError
+from uirl.runtime.terminal import short
 
 
 def add_command(commands: Any) -> None:
@@ -59,4 +60,4 @@ def _tell(path: Path, summary: dict[str, Any]) -> None:
         kept = f"  ({', '.join(kinds)})" if kinds else ""
         interval = None if row["interval"] is None else tuple(row["interval"])
         rows[f"round {row['round']}"] = f"{percent(row['success'], interval)}{kept}"
-    report_table(str(path), {**rows, "checkpoint": summary["checkpoint"]})
+    report_table(str(short(path)), {**rows, "checkpoint": summary["checkpoint"]})

@@ -188,6 +188,7 @@ def _eval(options: argparse.Namespace) -> int:
     make_importable(opened=words[0])
     to_file = options.json_path not in (None, "-")
     if to_file:
+        options.json_path = os.path.abspath(options.json_path)  # the environment may go to another folder
         require_writable(options.json_path)
     with lines_on_stderr(options.json_path == "-"):
         record = options.record or free_record(Path(words[0]))

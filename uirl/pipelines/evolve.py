@@ -85,7 +85,9 @@ class Evolution:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
         judged = settings.prefixes == "judge"
-        self._judge = judge_of(self.config, run_name_for(self.config)) if judged or settings.variations else None
+        if judged or settings.variations:
+            self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
+        self._judge = judge_of(self.config) if judged or settings.variations else None
         self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
         self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
         self._validate = validate
@@ -361,7 +363,7 @@ class Evolution:
 
     def _open(self) -> None:
         if self._directory is None:
-            self._directory, _ = open_run(self.config)
+            self._directory, _ = open_run(self.config, checkpoints=False)
 
     def _summary(self) -> dict[str, Any]:
         rounds = []
@@ -370,7 +372,7 @@ class Evolution:
             found, kept = facts["evaluate"], facts.get("select", {})
             row = {"round": number, "success": found["success"], "interval": found["interval"]}
             rounds.append(row | {name: kept[name] for name in KINDS if name in kept})
-        summary = {"rounds": rounds, "checkpoint": str(self._checkpoint(self.config.evolve.rounds))}
+        summary = {"rounds": rounds, "checkpoint": str(short(self._checkpoint(self.config.evolve.rounds)))}
         assert self._directory is not None
         self._directory.write_json(SUMMARY, summary)
         return summary

@@ -33,18 +33,21 @@ class EventLoopThread:
     def __init__(self, name: str = "uirl-loop") -> None:
         self._loop = asyncio.new_event_loop()
         self._calls = 0
+        self._counting = threading.Lock()
         # The thread knows the loop alone, so that an object that nobody holds can be collected.
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, _stop, self._loop).atexit = False
 
-    def run(self, coroutine: Coroutine[Any, Any, T], *, on_interrupt: Callable[[], None] | None = None) -> T:
+    def run(
+        self, coroutine: Coroutine[Any, Any, T], *, on_interrupt: Callable[[], None] | None = None, alone: bool = False
+    ) -> T:
         """Return what the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here; a second
         Ctrl-C does not wait.
 
         `on_interrupt`: called in the loop's thread instead of the cancelling, for a coroutine that ends by itself when
-        it is asked to. What it raises then is raised here in place of the interrupt. Raises ContractError on the loop's
-        own thread, which would wait for itself.
+        it is asked to. What it raises then is raised here in place of the interrupt. `alone`: refuse while another call
+        is under way. Raises ContractError then, and on the loop's own thread, which would wait for itself.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -53,26 +56,34 @@ class EventLoopThread:
                 "(of tools: await ToolRegistry.call)"
             )
         self._check_open(coroutine)
+        with self._counting:
+            if alone and self._calls:
+                coroutine.close()
+                raise ContractError("this was called while another call is under way; wait for that")
+            self._calls += 1
         running: list[asyncio.Task[Any] | None] = []
         failures: list[Exception] = []
         ended = threading.Event()
 
+        def end() -> None:
+            with self._counting:
+                self._calls -= 1
+            ended.set()
+
         async def whole() -> T:
             running.append(asyncio.current_task())
-            self._calls += 1
             try:
                 return await coroutine
             except Exception as error:
                 failures.append(error)
                 raise
             finally:
-                self._calls -= 1
-                ended.set()
+                end()
 
         def stop() -> None:
             if not running:  # the interrupt came before it was on its way
                 coroutine.close()
-                ended.set()
+                end()
             elif on_interrupt is not None:
                 on_interrupt()
             else:

@@ -112,8 +112,10 @@ def assemble(
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
         _warm_starts(config, environment)
-    # a run without a name of its own gets one that is free, and does not share the judge's budget with others
     judged = config.verification.enabled and config.verification.judge is not None
+    if judged and for_training:
+        # a run without a name gets one now, on which the judge's calls are booked, and has no other later
+        config.logging.run_name = run_name_for(config)
     verifier = verifier_of(config, run_name_for(config) if judged else None)
     if verifier is not None and reward_fn is not None:
         raise ConfigError(

@@ -13,7 +13,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError, ConfigError, ContractError
+from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.players import Order
@@ -116,14 +116,11 @@ class RLTrainer:
         Ctrl-C, SIGTERM and SIGHUP give up episodes under way, or wait for an update, save and raise KeyboardInterrupt,
         a second one at once; `fit` or --resume then goes on. Raises ContractError while another call is under way.
         """
-        if self.busy:
-            raise ContractError("fit was called while another call of this trainer is under way; wait for that")
         training = self.config.training
         epochs = num_epochs if num_epochs is not None else training.num_epochs
         per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
-        self._interrupt.clear()
         with stops_as_ctrl_c(), set_aside():
-            return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask)
+            return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask, alone=True)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
         """Play and report how the current policy does on held-out instances."""
@@ -168,6 +165,7 @@ class RLTrainer:
     # -- the run -----------------------------------------------------------------------------------------------
 
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
+        self._interrupt.clear()
         channel = channel_of(self._parts)
         channel.on_finished = self._write_down
         try:

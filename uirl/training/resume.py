@@ -54,12 +54,13 @@ class Candidate:
         return f"{self.path.name} (step {self.step})"
 
 
-def open_run(config: ConfigStore) -> tuple[RunDirectory, list[str]]:
+def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirectory, list[str]]:
     """Return the directory of the run that `config` begins or, with `checkpoint.resume`, continues, locked for this
     process, and what of its config has changed since.
 
-    Where nobody chose its name, the run has one that no other takes, be they started in the same moment. Raises
-    StorageError, and ConfigError where there is no run to continue.
+    Where nobody chose its name, the run has one that no other takes, be they started in the same moment. `checkpoints`:
+    it puts them into `checkpoint.output_dir`. Raises StorageError, and ConfigError where there is no run to continue or
+    where another run has put its checkpoints.
     """
     logging, resume = config.logging, bool(config.checkpoint.resume)
     begun = config.model_copy(deep=True)
@@ -67,7 +68,7 @@ def open_run(config: ConfigStore) -> tuple[RunDirectory, list[str]]:
     while True:
         path = logging.runs_path / run_name_for(config)
         earlier = stored_config(path) if resume else None
-        if not (path / "config.yaml").is_file():
+        if checkpoints and not (path / "config.yaml").is_file():
             refuse_foreign_checkpoints(checkpoints_of(path, config))
         try:
             directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
@@ -126,7 +127,7 @@ def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if pattern.fullmatch(path.name) and (path / "config.yaml").is_file():
             stored = stored_config(path)
-            newest = finished_folders(checkpoints_of(path, stored))
+            newest = finished_folders(checkpoints_of(path, stored, config))
             if newest:
                 changed = None if stored is None else tuple(_changes(stored, config))
                 written = (newest[-1] / MANIFEST).stat().st_mtime
@@ -142,11 +143,12 @@ def stored_config(run: Path) -> ConfigStore | None:
         return None
 
 
-def checkpoints_of(run: Path, config: ConfigStore | None) -> Path:
-    """Return the folder of a run's checkpoints."""
+def checkpoints_of(run: Path, config: ConfigStore | None, asked: ConfigStore | None = None) -> Path:
+    """Return the folder of a run's checkpoints, by its `config`; `asked`: that which knows from where a relative path
+    counts, None: the same."""
     if config is None or config.checkpoint.output_dir is None:
         return run / "checkpoints"
-    return config.logging.at(config.checkpoint.output_dir)
+    return (asked or config).logging.at(config.checkpoint.output_dir)
 
 
 def refuse_foreign_checkpoints(folder: Path) -> None:

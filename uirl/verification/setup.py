@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.verification.client import CallLimits, JudgeClient, default_key_variable, default_url
@@ -55,7 +57,7 @@ def judge_of(config: ConfigStore, run: str | None = None) -> Judge:
         url,
         settings.api_key_env or default_key_variable(url),
         CallLimits(settings.timeout, settings.retries, settings.concurrent, settings.max_calls, settings.max_tokens),
-        JudgeMemory(settings.memory or config.logging.runs_path / MEMORY),
+        JudgeMemory(config.logging.at(settings.memory or str(Path(config.logging.runs_dir) / MEMORY))),
         budget=run or config.logging.run_name or config.environment.label,
     )
     return Judge(

@@ -56,5 +56,6 @@ class LoggingConfig(Section):
         return Path(path) if self._home is None else self._home / path
 
     def keep_home(self) -> None:
-        """Read relative paths of the run from the folder where the process is now: an environment may go elsewhere."""
-        self._home = Path.cwd()
+        """Read relative paths of the run from the folder where the process is at the first call: an environment may go
+        elsewhere."""
+        self._home = self._home or Path.cwd()

@@ -79,7 +79,7 @@ def job_for(
         places=places,
         made=pack(made) if made else None,
         search_path=tuple(os.path.abspath(folder) for folder in sys.path),
-        folder=os.getcwd(),
+        folder=os.path.abspath(config.logging.at(".")),
     )
 
 

@@ -49,6 +49,7 @@ def measure(
     if episodes < 1 or not 1 <= tries <= episodes:
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
     if record is not None:
+        record = Path(record).absolute()  # the environment may go to another folder
         _require_free(record)
     path = saved_as(Path(path))
     folder, stored = locate(path)
