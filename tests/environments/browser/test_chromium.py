@@ -306,7 +306,8 @@ async def test_a_browser_that_cannot_start_says_what_it_said(tmp_path: Path) -> 
 async def test_a_browser_that_crashes_while_it_starts_is_started_again(tmp_path: Path) -> None:
     launches, real = tmp_path / "launches", find_executable()
     crash = f'echo >> {launches}; if [ $(wc -l < {launches}) = 1 ]; then kill -SEGV $$; fi; exec {real} "$@"'
-    browser = Chromium(executable=script(tmp_path / Path(real).name, crash))
+    # a machine on which all tests run at once may take long to read a browser from its disk
+    browser = Chromium(executable=script(tmp_path / Path(real).name, crash), start_timeout=120)
     page = await browser.new_page(100, 100)
     assert await page.evaluate("1 + 1") == 2
     assert (launches.read_text(), browser.starts) == ("\n\n", 1), "two launches, of which one came up"
