@@ -29,11 +29,7 @@ def add_command(commands: Any, program: Sequence[str]) -> None:
         "--ray-nodes", type=count, metavar="N", help="play in a Ray cluster of N nodes, which are killed too"
     )
     chaos.add_argument(
-        "--after-updates",
-        type=whole,
-        default=0,
-        metavar="N",
-        help="updates before the first kill (default 0)",
+        "--after-updates", type=whole, default=0, metavar="N", help="updates before the first kill (default 0)"
     )
     chaos.add_argument(
         "--finish", type=seconds, default=3600.0, metavar="S", help="seconds for the run to end after the last kill"

@@ -269,15 +269,12 @@ class HTTPTransport:
             pool.busy, pool.since = pool.busy + 1, time.monotonic()
             stale = self._connections().take_stale()
         try:
-            for other in stale:
-                await other.client.aclose()
-            async with (
-                asyncio.timeout(timeout if math.isfinite(timeout) else None),
-                pool.client.stream(method, url, **request) as answer,
-            ):
-                response = Response(
-                    str(answer.url), answer.status_code, answer.reason_phrase, answer.headers, await self._body(answer)
-                )
+            async with asyncio.timeout(timeout if math.isfinite(timeout) else None):
+                for other in stale:
+                    await other.client.aclose()
+                async with pool.client.stream(method, url, **request) as answer:
+                    body = await self._body(answer)
+                response = Response(str(answer.url), answer.status_code, answer.reason_phrase, answer.headers, body)
         except TimeoutError:
             raise NoResponse(f"no answer within {timeout:g} s") from None
         except httpx.RequestError as error:
