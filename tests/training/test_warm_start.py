@@ -19,7 +19,7 @@ from uirl.rollout.collector import not_begun
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training import warm_start
-from uirl.training.assembly import assemble, sampling_of
+from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.channels.choose import local_channel
 from uirl.training.channels.local import LocalChannel
 from uirl.training.interrupt import Interrupt
@@ -120,6 +120,13 @@ def test_the_first_demonstrations_are_new_instances_and_then_they_are_drawn_agai
     assert len(environment.seen) == 5
 
 
+def one_at_a_time(folder: Path, environment: Taught) -> tuple[Taught, Assembly]:
+    config = settings(folder)
+    config.rollout.retries, config.rollout.parallel = 0, 1
+    environment.seen = []
+    return environment, assemble(config, environment)
+
+
 def test_demonstrations_that_fail_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Torn(Taught):
         def step(self, action: str) -> Any:
@@ -127,11 +134,7 @@ def test_demonstrations_that_fail_are_left_out_and_said(tmp_path: Path, capsys: 
                 raise OSError(f"the cable was pulled, \x1b[31m{len(self.seen)}")
             return super().step(action)
 
-    config = settings(tmp_path)
-    config.rollout.retries, config.rollout.parallel = 0, 1
-    environment = Torn(length=1)
-    environment.seen = []
-    parts = assemble(config, environment)
+    _, parts = one_at_a_time(tmp_path, Torn(length=1))
     demonstrations = Demonstrations(parts, local_channel(parts), size=5, seed=0)
     assert len(asyncio.run(demonstrations.batch(3))) == 2
     told = " ".join(capsys.readouterr().out.split())
@@ -157,11 +160,7 @@ def test_demonstrations_that_fail_when_they_are_played_again_are_counted(
                 raise OSError("the cable was pulled")
             return super().step(action)
 
-    config = settings(tmp_path)
-    config.rollout.retries, config.rollout.parallel = 0, 1
-    environment = Torn(length=1)
-    environment.seen = []
-    parts = assemble(config, environment)
+    environment, parts = one_at_a_time(tmp_path, Torn(length=1))
     first = Demonstrations(parts, local_channel(parts), size=8, seed=0)
     asyncio.run(first.batch(8))
     assert (first.episodes, first.failed) == (8, 0)

@@ -59,6 +59,7 @@ async def test_a_chart_is_drawn_to_its_newest_step(tmp_path: Path, smoothing: fl
             await drawn(tab, 1, 24)
             grow(run, 25, 25)
             await drawn(tab, 1, 25)
+            assert "25 points" in await tab.ask("document.querySelector('.plot').ariaLabel")
 
 
 async def test_a_chart_that_was_zoomed_in_stays_there_while_it_grows(tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ async def test_many_tabs_do_not_keep_each_other_waiting(tmp_path: Path) -> None:
             await tab.until(everywhere.format(3))
             grow(runs[2], 4, 9)
             await tab.until(everywhere.format(9))
+            assert await tab.ask("tabs.every((one) => !one.closed)")
 
 
 SHOWN = "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {}}})"
@@ -122,3 +124,4 @@ async def test_where_no_stream_opens_the_rows_come_by_asking(tmp_path: Path, mon
             await drawn(tab, 1, 3)
             grow(run, 4, 6)
             await drawn(tab, 1, 6)
+            assert "6 points" in await tab.ask("document.querySelector('.plot').ariaLabel")

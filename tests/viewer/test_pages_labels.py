@@ -60,6 +60,7 @@ async def test_a_note_that_is_typed_stays_when_a_button_is_clicked(address: str)
         await tab.click(".labels .good")
         await stores(address, "a", passed=True, note="wrong row")
         await tab.until(f"{NOTE} === 'wrong row' && document.querySelector('.labels .good').ariaPressed === 'true'")
+        assert {"passed": True, "note": "wrong row"}.items() <= stored(address, "a").items()
 
 
 async def test_the_last_key_wins(address: str) -> None:
@@ -101,6 +102,7 @@ async def test_two_tabs_keep_each_others_words(address: str) -> None:
         await theirs.press("f")
         await stores(address, "e", passed=False, note="my note")
         await theirs.until(f"{NOTE} === 'my note'")
+        assert {"passed": False, "note": "my note"}.items() <= stored(address, "e").items()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,7 @@ async def test_a_note_that_is_being_typed_is_kept_when_the_page_is_left(address:
         await write_note(tab, f"typed before {leave}")
         await tab.ask(f"setTimeout(() => {{ {leave} }}, 0);1")
         await stores(address, id, passed=True, note=f"typed before {leave}")
+    assert stored(address, id)["note"] == f"typed before {leave}"
 
 
 async def test_what_could_not_be_stored_is_said_and_tried_again(address: str) -> None:
