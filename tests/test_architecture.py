@@ -45,7 +45,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "uvicorn": ("runtime/connections", "environments/remote", "serving", "viewer"),
 }
 """Optional package -> where it may be imported."""
-LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
+LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 800, 10
 
 RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = set()
