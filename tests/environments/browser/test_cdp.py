@@ -352,6 +352,25 @@ async def test_an_answer_that_is_too_much_is_refused_and_disturbs_nobody(
         assert (lost, connection.lost) == ([], None)
 
 
+async def test_a_browser_that_dies_while_it_is_connected_leaves_nothing_to_the_next_one() -> None:
+    # its descriptors are given to the next browser's pipes: what still watched them would take its answers away
+    for _ in range(3):
+        ends, browser = await pipes()
+        browser.die()
+        await asyncio.sleep(0)
+
+        def close(ends: PipeEnds = ends) -> None:
+            for end in ends:
+                end.close()
+
+        connection = await CdpConnection.open(ends, timeout=60.0, on_lost=close)
+        with pytest.raises(EnvironmentFailure, match="the browser ended"):
+            await connection.call("Browser.getVersion")
+        async with connected(echo, timeout=5.0) as (following, lost):
+            assert (await following.call("a"))["said"]["method"] == "a"
+            assert lost == []
+
+
 def test_the_end_of_the_event_loop_ends_the_connection() -> None:
     lost: list[str] = []
 

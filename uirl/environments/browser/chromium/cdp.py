@@ -89,7 +89,8 @@ class CdpConnection:
         """Open a connection over our ends of the browser's two pipes, which it owns from now on."""
         connection = cls(timeout=timeout, on_lost=on_lost)
         await connection._wire.connect(ends)
-        connection._keeper = asyncio.create_task(connection._until_the_loop_ends(), name="cdp")
+        if connection._lost is None:
+            connection._keeper = asyncio.create_task(connection._until_the_loop_ends(), name="cdp")
         return connection
 
     async def call(

@@ -50,7 +50,9 @@ class Wire(asyncio.Protocol):
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, CAPACITY)
         self._calls, _ = await loop.connect_write_pipe(lambda: self, ends.calls)
         reading, _ = await loop.connect_read_pipe(lambda: self, ends.answers)
-        self._transports += [self._calls, reading]
+        self._transports = [self._calls, reading]
+        if any(transport.is_closing() for transport in self._transports):
+            self.connection_lost(None)
 
     def send(self, message: bytes) -> None:
         """Write a message, now or when the browser has read what was written before."""
@@ -84,4 +86,7 @@ class Wire(asyncio.Protocol):
             self._on_end(f"the browser sent more than {ENDLESS} bytes in one message, and is ended")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._on_end("the browser ended")
+        # While they are connected, `connect` tells of it: whoever hears of the end closes the files, and the event loop
+        # would go on to watch their descriptors, which the next browser's pipes get.
+        if self._transports:
+            self._on_end("the browser ended")
