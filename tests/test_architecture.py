@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
+from tests.patience import PATIENCE
 
 GROUND = {"types", "errors", "images", "runtime", "peers"}
 SHARED = {"config", "metrics"}
@@ -277,7 +278,7 @@ def test_the_map_of_the_readme_is_the_folders() -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 WORLD = """
 from uirl.environments import GuessNumberEnvironment
 from uirl.runtime.scratch import ScratchFolder
@@ -34,5 +36,5 @@ def test_a_server_that_is_told_to_end_leaves_no_folder(tmp_path: Path) -> None:
     assert "serving" in server.stdout.readline()
     assert len(list((tmp_path / "temporary").iterdir())) > 0
     server.send_signal(signal.SIGTERM)
-    server.communicate(timeout=60)
+    server.communicate(timeout=PATIENCE)
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -17,6 +17,7 @@ import openai
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from uirl.cli.main import main
 from uirl.cli.serve_model import start_engine
 from uirl.config import ConfigStore
@@ -52,7 +53,7 @@ def serving(*arguments: str, **environment: str) -> Iterator[str]:
         assert "openai.OpenAI(base_url=" in said
         yield found[1]
         process.send_signal(signal.SIGINT)
-        complaints = process.communicate(timeout=60)[1]
+        complaints = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
     finally:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.clients
 
 
@@ -31,7 +33,7 @@ def url() -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=PATIENCE)
 
 
 async def test_the_generic_client_plays_to_the_end(url: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.environments.answering import ACTION, KINDS, NEXT, Answers, AsyncAnswers, Make, first_turn, reset_and_step
+from tests.patience import PATIENCE
 from uirl.environments import BaseEnvironment, EnvironmentSession
 from uirl.errors import ConfigError, ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
 from uirl.types import Action, Observation, Task
@@ -197,7 +198,9 @@ def test_a_hung_thread_does_not_keep_the_interpreter_alive() -> None:
         "    except EpisodeTimeout: print('cut off')\n"
         "asyncio.run(run())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "cut off"), done.stderr
 
 
@@ -262,7 +265,7 @@ def test_inline_environments_run_on_the_event_loop() -> None:
 
 
 def test_threaded_environments_run_side_by_side() -> None:
-    meet = threading.Barrier(4, timeout=5)
+    meet = threading.Barrier(4, timeout=PATIENCE)
 
     async def run() -> None:
         sessions = [EnvironmentSession(Answers(lambda: (meet.wait(), "met")[1])) for _ in range(4)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import tiny_model
+from tests.patience import PATIENCE
 from uirl.inference import GenerationRequest, Router, SamplingParams, TransformersInferenceEngine
 from uirl.inference.models.copying import copy_of
 from uirl.inference.processes.start import processes_of
@@ -30,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while not holds():
             await asyncio.sleep(0.01)
 

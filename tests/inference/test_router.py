@@ -13,6 +13,7 @@ import torch
 from tests.conftest import tiny_model
 from tests.inference.fake_engines import FakeEngine
 from tests.inference.prompts import prompts_for
+from tests.patience import PATIENCE
 from uirl.errors import ContractError, EngineFailure, PromptTooLong
 from uirl.inference import (
     ChatRenderer,
@@ -46,7 +47,7 @@ def weights(value: float) -> list[tuple[str, torch.Tensor]]:
 
 
 async def until(holds) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not holds():
             await asyncio.sleep(0.001)
 

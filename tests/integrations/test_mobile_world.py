@@ -17,6 +17,7 @@ import pytest
 from tests.environments.mobile_world.playing import SOLUTIONS, act, environment, phones, reply
 from tests.inference.openai.stand_in_openai import StandInOpenAI
 from tests.integrations.verl.worlds import Fragile, Ladder, TwoLooks
+from tests.patience import PATIENCE
 from uirl import MobileWorldAgentLoop
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.inference import LoadedModel, ScriptedInferenceEngine
@@ -210,7 +211,7 @@ def test_a_loop_that_is_dropped_ends_its_thread_and_forgets_its_key() -> None:
     assert "secret" in os.environ.values()
     del loop
     gc.collect()
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE)
     assert closed.is_set()
     assert not thread.is_alive()
     assert "secret" not in os.environ.values()
@@ -218,7 +219,7 @@ def test_a_loop_that_is_dropped_ends_its_thread_and_forgets_its_key() -> None:
 
 def test_it_needs_no_verl() -> None:
     code = "import sys, uirl; uirl.MobileWorldAgentLoop; print([m for m in sys.modules if m in ('verl', 'ray')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
 
 

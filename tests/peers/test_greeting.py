@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.peers import greeting
 from uirl.peers.greeting import NotAdmitted, dial, greet
 
@@ -38,7 +39,7 @@ async def listening(token: str = "secret", **options: Any) -> AsyncIterator[tupl
 
 
 async def heard(outcomes: list[Any]) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not outcomes:
             await asyncio.sleep(0.01)
     return outcomes[0]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.patience import PATIENCE
 from uirl.errors import ContractError, EngineFailure, PromptTooLong, StorageError
 from uirl.images import Screenshot
 from uirl.peers import peer as peer_module
@@ -194,9 +195,9 @@ async def test_cancelling_the_caller_cancels_the_handler_in_both_directions(wire
     left, right = await wire({"hang": hanging("left")}, {"hang": hanging("right")})
     for caller, side in ((left, "right"), (right, "left")):
         task = asyncio.ensure_future(caller.call("hang"))
-        await asyncio.wait_for(begun[side].wait(), 10)
+        await asyncio.wait_for(begun[side].wait(), PATIENCE)
         task.cancel()
-        await asyncio.wait_for(cancelled[side].wait(), 10)
+        await asyncio.wait_for(cancelled[side].wait(), PATIENCE)
         with pytest.raises(asyncio.CancelledError):
             await task
     assert left.reason is None
@@ -215,7 +216,7 @@ async def test_a_call_that_takes_too_long_is_given_up_on_both_sides(wire: Wire) 
     left, _ = await wire(None, {"slow": slow})
     with pytest.raises(TimedOut, match=r"right did not answer 'slow' within 0\.05 s"):
         await left.call("slow", timeout=0.05)
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
 
 
 async def test_a_handler_that_cancels_itself_leaves_no_caller_waiting(wire: Wire) -> None:
@@ -224,7 +225,7 @@ async def test_a_handler_that_cancels_itself_leaves_no_caller_waiting(wire: Wire
 
     left, _ = await wire(None, {"give_up": give_up})
     with pytest.raises(RemoteError, match="was cancelled by the process"):
-        await asyncio.wait_for(left.call("give_up"), 10)
+        await asyncio.wait_for(left.call("give_up"), PATIENCE)
 
 
 @pytest.mark.parametrize("error", [GeneratorExit("left"), SystemExit(3), Leaves("left")])
@@ -236,7 +237,7 @@ async def test_a_handler_that_raises_what_is_no_exception_leaves_no_caller_waiti
 
     left, _ = await wire(None, {"fail": fail})
     with pytest.raises(RemoteError, match=type(error).__name__):
-        await asyncio.wait_for(left.call("fail"), 10)
+        await asyncio.wait_for(left.call("fail"), PATIENCE)
 
 
 async def test_a_process_that_ends_does_not_answer_for_what_it_gave_up(wire: Wire) -> None:
@@ -256,7 +257,7 @@ async def test_a_process_that_ends_does_not_answer_for_what_it_gave_up(wire: Wir
     await asyncio.wait(serving)
     right.close()
     with pytest.raises(PeerLost):
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, PATIENCE)
 
 
 async def test_errors_with_words_that_fail_or_fill_the_wire_are_told_briefly(wire: Wire) -> None:
@@ -328,7 +329,7 @@ async def test_torn_and_wild_frames_end_the_connection_and_every_call_hears_it(s
     theirs.sendall(said)
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(PeerLost, match=f"the stranger is gone: .*{reason}"):
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, PATIENCE)
     with pytest.raises(PeerLost):
         await one.call("anything")
     assert await one.wait_closed() == one.reason
@@ -355,7 +356,7 @@ async def test_the_end_of_one_side_fails_calls_and_cancels_handlers_of_the_other
         await mine
     with pytest.raises(PeerLost, match="closed the connection"):
         await theirs
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
     assert "closed" in await right.wait_closed()
 
 
@@ -370,7 +371,7 @@ async def test_a_broken_connection_is_not_written_to_again_and_again(
         left.notify("hear", bytes(100_000))
     assert "socket.send() raised exception" not in caplog.text
     with pytest.raises(PeerLost):
-        await asyncio.wait_for(left.call("echo", 1), 10)
+        await asyncio.wait_for(left.call("echo", 1), PATIENCE)
 
 
 async def test_what_was_said_before_closing_arrives(wire: Wire) -> None:
@@ -393,7 +394,7 @@ async def test_a_frozen_process_is_noticed_by_its_silence(wire: Wire, monkeypatc
     assert left.reason is None, "heartbeats alone keep it"
     right._writer.transport.pause_reading()  # type: ignore[attr-defined]
     right._write = lambda *frame: None  # type: ignore[method-assign]
-    assert "it said nothing for" in await asyncio.wait_for(left.wait_closed(), 10)
+    assert "it said nothing for" in await asyncio.wait_for(left.wait_closed(), PATIENCE)
 
 
 async def test_time_in_which_this_process_stood_still_does_not_count(

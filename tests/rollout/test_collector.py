@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
 from uirl.rollout import ExpertAgent
 from uirl.rollout.episode import Response
@@ -69,7 +70,7 @@ async def test_instances_are_closed_all_at_once_and_a_close_that_fails_is_told(
         runs_inline = False
 
         def close(self) -> None:
-            if together.wait(timeout=60) == 0:
+            if together.wait(timeout=PATIENCE) == 0:
                 raise OSError("the machine was gone")
 
         def spawn(self) -> Slow:
@@ -90,7 +91,7 @@ async def test_calls_of_episodes_that_are_cut_off_are_counted_until_they_come_ba
 
         def step(self, action: str) -> Any:
             begun.set()
-            free.wait(timeout=60)
+            free.wait(timeout=PATIENCE)
             return super().step(action)
 
         def spawn(self) -> Hangs:

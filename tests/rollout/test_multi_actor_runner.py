@@ -15,6 +15,7 @@ import pytest
 from tests.environments.remote.faults import Faulty
 from tests.environments.remote.running import Served, running, serving, until
 from tests.environments.remote.stand_ins import many_sessions
+from tests.patience import PATIENCE
 from tests.rollout.worlds import scripted
 from uirl.algorithms import RejectionSampling
 from uirl.errors import ConfigError, ContractError
@@ -26,7 +27,6 @@ from uirl.rollout.multi_actor_runner import MultiActorOptions, MultiActorRunner
 from uirl.training import Trainer
 from uirl.types import Failure, Trajectory, Turn
 
-PATIENCE = 60.0
 SMALL = {"width": 56, "height": 56, "delay": 0}
 
 

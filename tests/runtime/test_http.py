@@ -13,6 +13,7 @@ import pytest
 from tenacity import AsyncRetrying, RetryCallState
 
 from tests.inference.stand_in_http import Answer, Seen, StandIn
+from tests.patience import PATIENCE
 from uirl.errors import ConfigError
 from uirl.runtime.http import (
     POOL,
@@ -160,7 +161,7 @@ async def test_hundreds_of_requests_run_at_once(server: StandIn) -> None:
     together = threading.Barrier(120)
 
     def answer(seen: Seen) -> Answer:
-        together.wait(timeout=60)  # for all the others; one that waits for another's end would break it
+        together.wait(timeout=PATIENCE)  # for all the others; one that waits for another's end would break it
         return Answer(seen.path)
 
     server.answer = answer  # type: ignore[method-assign]

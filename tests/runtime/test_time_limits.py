@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.runtime.time_limits import Escaped, TimedOut, Worker, as_raised, awaited, contained, within
 
 SPEAKER: contextvars.ContextVar[str] = contextvars.ContextVar("speaker", default="nobody")
@@ -93,7 +94,7 @@ async def test_a_forgotten_worker_ends_its_thread() -> None:
     thread = await worker.run(threading.current_thread, None)
     del worker
     gc.collect()
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving.worlds import Watched, ask, breaks, client_of, fed, says, user
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import GenerationRequest, InferenceEngine, LoadedModel, SamplingParams, TransformersInferenceEngine
@@ -149,7 +150,7 @@ async def test_an_agent_that_hangs_is_cut_off(lm: LoadedModel, asynchronous: boo
         record = await run_agent(endpoint, hangs if asynchronous else hangs_in_a_thread, spec(), limits=limits)
         assert (record.failure.kind, record.stop_reason) == ("timeout", "failure")
         told.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not (late or asynchronous):  # what the thread still asks for is refused
                 await asyncio.sleep(0.02)
 
@@ -234,7 +235,7 @@ async def test_a_collector_without_retries_goes_without(lm: LoadedModel) -> None
 
 
 async def test_episodes_run_side_by_side(lm: LoadedModel) -> None:
-    together = threading.Barrier(4, timeout=60)
+    together = threading.Barrier(4, timeout=PATIENCE)
 
     def agent(**given: Any) -> float:
         together.wait()  # breaks unless four of them run at a time

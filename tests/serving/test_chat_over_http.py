@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving.worlds import ADD, CALLS_ADD, Gate, Watched, ask, client_of, says, user, with_tools
 from uirl import ConfigStore
 from uirl.errors import SamplingRefused
@@ -364,7 +365,7 @@ async def test_a_client_that_hangs_up_frees_its_place(lm: LoadedModel) -> None:
         with pytest.raises(openai.APITimeoutError):
             await ask(client_of(endpoint, timeout=0.2), HI)
         gate.opened.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 try:
                     assert (await ask(client_of(endpoint), HI)).message.content == "yes"
@@ -390,12 +391,12 @@ async def test_generation_ends_with_the_client_that_wanted_it(lm: LoadedModel, w
         path = "completions" if way == "completion" else "chat/completions"
         async with httpx.AsyncClient(timeout=None) as plain:
             call = asyncio.create_task(plain.post(f"{place.base_url}/{path}", json=asked))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 while len(engine.long) < (3 if way == "choices" else 1):
                     await asyncio.sleep(0.01)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not all(task.done() for task in engine.long):
                 await asyncio.sleep(0.01)
         assert all(task.cancelled() for task in engine.long)

@@ -7,6 +7,7 @@ import asyncio
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving.worlds import (
     Gate,
     Watched,
@@ -85,7 +86,7 @@ async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
         session = endpoint.session("forgotten")
         session.last_used += 3600  # however long the first call takes to come
         await ask(client_of(session), [user("hi")])
-        await asyncio.wait_for(ended.wait(), 60)
+        await asyncio.wait_for(ended.wait(), PATIENCE)
         with pytest.raises(openai.NotFoundError, match="over or never was"):
             await ask(client_of(session), [user("hi")])
         with pytest.raises(ContractError, match="finished once"):
@@ -109,7 +110,7 @@ async def test_it_is_looked_for_forgotten_sessions_often_enough(
     endpoint = ModelEndpoint(says(lm, "yes"), lm, idle_seconds=idle)
     monkeypatch.setattr(asyncio, "sleep", soon)
     sweep = asyncio.create_task(endpoint._sweep())
-    await asyncio.wait_for(twice.wait(), 60)
+    await asyncio.wait_for(twice.wait(), PATIENCE)
     sweep.cancel()
     assert set(waited) == {looks}
 
@@ -148,7 +149,7 @@ async def test_finishing_cuts_off_what_is_on_its_way(lm: LoadedModel) -> None:
         await gate.reached()
         record = session.finish(1.0)
         with pytest.raises(openai.NotFoundError, match="over"):
-            await asyncio.wait_for(call, 60)
+            await asyncio.wait_for(call, PATIENCE)
     assert len(record) == 1
     assert record.failure is None
 

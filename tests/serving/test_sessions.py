@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.inference.pictures import picture
+from tests.patience import PATIENCE
 from tests.serving.worlds import (
     ADD,
     Watched,
@@ -190,7 +191,7 @@ async def test_calls_on_their_way_never_share_a_cache(lm: LoadedModel) -> None:
 
     async def meet(request: GenerationRequest) -> None:
         if len(engine.requests) > 1:
-            await asyncio.wait_for(both.wait(), 60)
+            await asyncio.wait_for(both.wait(), PATIENCE)
 
     engine = Watched(says(lm, "yes"), meet)
     async with ModelEndpoint(engine, lm) as endpoint:

@@ -12,6 +12,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from tests.patience import PATIENCE
 from uirl.errors import EngineFailure
 from uirl.images import Screenshot
 from uirl.inference import GenerationRequest, InferenceEngine, LoadedModel, ScriptedInferenceEngine
@@ -94,7 +95,7 @@ class Gate:
 
     async def reached(self) -> None:
         """Returns when a call waits; a guard ends the test where none ever comes."""
-        await asyncio.wait_for(self._reached.wait(), 60)
+        await asyncio.wait_for(self._reached.wait(), PATIENCE)
 
 
 CERTIFICATES = ssl.create_default_context()

@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from uirl.tools import ToolRegistry
-
-HANG_GUARD = 60
-
 
 PLENTY = 300.0
 """Of wall time, where another limit or none is meant: a second of computing takes a busy machine many."""
@@ -28,7 +26,7 @@ def state(pid: int) -> str:
 
 
 def wait_for(condition: Any) -> Any:
-    deadline = time.monotonic() + HANG_GUARD
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         value = condition()
         if value:

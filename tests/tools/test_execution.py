@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
+from tests.patience import PATIENCE
 from tests.threads import left_since
 from tests.tools.registered import Waiter, add, ask, where
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
@@ -63,7 +64,7 @@ async def test_inline_runs_here_and_blocking_runs_elsewhere() -> None:
 
 
 async def test_blocking_calls_of_parallel_episodes_run_side_by_side() -> None:
-    meet = threading.Barrier(8, timeout=20)  # breaks unless all eight wait in it together
+    meet = threading.Barrier(8, timeout=PATIENCE)  # breaks unless all eight wait in it together
 
     def together() -> int:
         return int(meet.wait() >= 0)
@@ -172,7 +173,7 @@ def test_a_forgotten_registry_ends_its_thread() -> None:
     [thread] = set(threading.enumerate()) - before
     del registry
     gc.collect()
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
 
 

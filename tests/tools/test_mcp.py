@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.threads import left_since
 from tests.tools.python_programs import wait_for
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout
@@ -25,7 +26,6 @@ from uirl.types import ToolCall, ToolResult
 
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = [sys.executable, SCRIPT, "stdio"]
-HANG_GUARD = 60
 
 
 class HTTPServer:
@@ -194,7 +194,7 @@ async def test_a_server_that_dies_fails_the_episodes_and_not_the_run() -> None:
 async def test_an_http_server_that_dies_and_comes_back() -> None:
     process = HTTPServer()
     try:
-        async with MCPServer(url=process.url, connect_timeout=HANG_GUARD) as server:
+        async with MCPServer(url=process.url, connect_timeout=PATIENCE) as server:
             registry = ToolRegistry(server.tools())
             waiting = asyncio.ensure_future(ask(registry.spawn(), "slow", seconds=30))
             await ask(registry, "add", a=1)
@@ -293,7 +293,7 @@ def test_a_server_that_is_not_closed_ends_with_the_interpreter() -> None:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=HANG_GUARD,
+        timeout=PATIENCE,
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )

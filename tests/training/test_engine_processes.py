@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.training.test_every_run_option import RUN, WARM
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.training.record.processes import PROCESSES
@@ -63,7 +64,7 @@ def test_a_run_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill_one() -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while not killed and time.monotonic() < deadline:
             time.sleep(0.02)
             engines = [row for row in read(table) if row["role"] == "engine"]

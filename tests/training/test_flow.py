@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.algorithms import get_algorithm
 from uirl.errors import RolloutFailure
@@ -94,7 +95,7 @@ class Run:
 
     async def update(self, **row: float) -> list[str]:
         """Collect and learn; the ids of the groups learned from."""
-        collection = await asyncio.wait_for(self.flow.collect(self.state.step, self.channel.version), 5)
+        collection = await asyncio.wait_for(self.flow.collect(self.state.step, self.channel.version), PATIENCE)
         self.flow.book(collection, row)
         self.state.step += 1
         await self.channel.publish(None, self.channel.version + 1)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rollout.worlds import Countdown, Fragile
 from uirl import ConfigStore, GuessNumberEnvironment, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.config.sections.training import Estimator
@@ -135,7 +136,7 @@ def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator
     whole = launch(tmp_path / "whole", estimator, resume=False)
     killed = launch(tmp_path / "killed", estimator, resume=False, then=WAITS)  # it ends by the kill alone
     log = tmp_path / "killed" / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
@@ -328,7 +329,9 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     code = PROGRAM.format(root=str(ROOT), folder=str(tmp_path), estimator="gae", resume=False)
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));" + code
-    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode != 0
     assert "ulimit" in done.stderr or "disk" in done.stderr
     store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.metrics import success_interval
 from uirl.viewer import curves, live
 from uirl.viewer.curves import Curves
@@ -109,7 +110,7 @@ def test_a_page_has_a_sample_first_and_is_told_when_there_is_more(client, run, m
     assert client.get(again).json()["rows"] == []
     monkeypatch.undo()
     monkeypatch.setattr(curves, "SHORT", 100)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not client.get(again).json().get("restart"):  # the server reads on by itself
         assert time.monotonic() < deadline
     whole = client.get("/api/runs/first/metrics?since=0").json()

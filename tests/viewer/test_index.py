@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.folders import unwritable
+from tests.patience import PATIENCE
 from tests.viewer.conftest import ADDRESS
 from tests.viewer.runs import make_run, passed, trajectory, turn
 from uirl.storage import TrajectoryStore
@@ -181,7 +182,7 @@ def test_a_copy_that_is_damaged_while_it_is_open_is_made_again(two, monkeypatch)
 def test_a_damaged_episode_is_named_and_the_others_are_shown(client, run):
     with sqlite3.connect(run / "trajectories.sqlite") as store:
         store.execute("UPDATE turns SET record = '{\"obser' WHERE trajectory = 2")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while get(client, LIST)["indexed"]["done"] < 3:
         assert time.monotonic() < deadline
     assert [row["flags"] for row in get(client, LIST)["rows"]] == [["repeated"], ["unreadable"], []]
@@ -243,7 +244,7 @@ def test_one_run_that_fails_does_not_end_the_index_of_the_others(run, monkeypatc
     indexing = live.Indexing(runs)
     monkeypatch.setattr(live, "EVERY", 0.01)
     indexing.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while runs.get("second").index.size[:2] != (1, 1):
         assert time.monotonic() < deadline
         time.sleep(0.01)

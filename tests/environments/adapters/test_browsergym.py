@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.environments.browser.test_features import FeaturePage
+from tests.patience import PATIENCE
 from uirl.environments.adapters.browsergym import BrowserGymEnvironment
 from uirl.environments.adapters.browsergym_actions import (
     FUNCTIONS,
@@ -151,7 +152,7 @@ def test_an_agent_that_reads_the_tree_alone_solves_the_page(
             action = action.replace(f"{{{name}}}", repr(bid(seen, name)))
         seen, reward, *_ = env.step(action)
         assert seen["last_action_error"] == ""
-    deadline = time.monotonic() + 60  # a frame of another process is heard when it finds the time
+    deadline = time.monotonic() + PATIENCE  # a frame of another process is heard when it finds the time
     while reward != 1.0 and time.monotonic() < deadline:
         _, reward, *_ = env.step("noop(100)")
     assert reward == 1.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.environments.browser.chromium import cdp, pipe
 from uirl.environments.browser.chromium.cdp import CdpConnection, TooMuch
 from uirl.environments.browser.chromium.pipe import PipeEnds
@@ -129,7 +130,7 @@ async def test_a_call_without_answer_ends_at_its_time_limit() -> None:
         with pytest.raises(EpisodeTimeout, match=r"Page\.reload.*0\.1 s"):
             await connection.call("Page.reload")
         assert connection.lost is None
-    async with connected(silent, timeout=60.0) as (connection, _), asyncio.timeout(5.0):
+    async with connected(silent, timeout=60.0) as (connection, _), asyncio.timeout(PATIENCE):
         with pytest.raises(EpisodeTimeout, match=r"0\.05 s"):
             await connection.call("Page.reload", timeout=0.05)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.patience import PATIENCE
 from uirl.environments.browser.process import MAX_PAGE_MEMORY, Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
@@ -287,7 +288,9 @@ def test_the_browser_ends_with_its_process(how: str, tmp_path: Path, monkeypatch
     # a folder of its own: other tests start browsers too, and each clears up what it finds
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    child = subprocess.run([sys.executable, "-c", ORPHAN, how], capture_output=True, text=True, timeout=60, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", ORPHAN, how], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert child.returncode == (-signal.SIGKILL if how == "killed" else 0), child.stderr
     group, profile = child.stdout.split()
     assert ended(int(group))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import uirl
+from tests.patience import PATIENCE
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.ui.actions import ACTIONS
 from uirl.types import Action, StepResult
@@ -160,7 +161,7 @@ async def played(feature: Feature) -> StepResult:
     actions = [dict(action) for action in feature.play]
     try:
         await env.reset(seed=1)
-        async with asyncio.timeout(60):  # what another process has to do is done when it finds the time
+        async with asyncio.timeout(PATIENCE):  # what another process has to do is done when it finds the time
             while True:
                 written = actions.pop(0) if actions else {"action": "wait", "seconds": 0.1}
                 result = await env.step(Action.of(written.pop("action"), **written))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.environments.browser.test_features import FeaturePage
+from tests.patience import PATIENCE
 from uirl.environments.browser.page import files
 from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.process import Chromium
@@ -20,7 +21,7 @@ ASK, ORDER = Action.of("click", x=20, y=20), Action.of("click", x=20, y=50)
 
 async def told(env: FeaturePage, words: str, result: StepResult) -> None:
     """Returns when the policy has been told; a download is when the browser finds the time."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while words not in result.observation.text:
             result = await env.step(Action.of("wait", seconds=0.05))
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.environments.browser.test_features import FeaturePage
+from tests.patience import PATIENCE
 from uirl.environments.browser import process as chromium
 from uirl.environments.browser.page.snapshot import accessibility_nodes, find_marks
 from uirl.environments.browser.web import WebEnvironment
@@ -52,7 +53,7 @@ class Framed(WebEnvironment):
 
 async def until(env: Framed, text: str, seen: Observation) -> Observation:
     """What is seen as soon as the tree holds the text: a frame of another process loads when it likes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while text not in seen.text:
             seen = (await env.step(Action.of("wait", seconds=0))).observation
     return seen
@@ -60,7 +61,7 @@ async def until(env: Framed, text: str, seen: Observation) -> Observation:
 
 async def titled(env: Framed, title: str, seen: Observation) -> Observation:
     """What is seen as soon as the page has the title: a message from a frame of another process comes when it likes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while seen.info["state"] != {"title": title}:
             seen = (await env.step(Action.of("wait", seconds=0))).observation
     return seen
@@ -139,7 +140,7 @@ async def test_a_window_that_comes_to_no_page_is_closed_and_told(opened: str) ->
     assert env._page is not None
     await env._page.evaluate(f"void (onclick = () => {{ onclick = null; open({opened}); }})")
     result = await env.step(Action.of("click", x=200, y=100))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while "tab 2 came to no page, and was closed" not in result.observation.text:
             assert not result.done
             result = await env.step(Action.of("wait", seconds=0))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.patience import PATIENCE
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.site import Site
@@ -210,7 +211,7 @@ async def test_a_file_that_cannot_be_sent_leaves_the_browser_to_the_other_pages(
     await page.serve(Site({"/": "<p>here", "/half": "\ud800"}))
     await page.goto("http://app.localhost/")
     await page.evaluate("void fetch('/half')")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await failed.wait()
     assert await page.evaluate("document.body.textContent") == "here"
     assert browser.starts == 1

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action
 
@@ -129,7 +130,7 @@ async def test_a_settling_that_is_cut_off_breaks_the_page() -> None:
 
     page.tabs.first._world.draw = draw  # type: ignore[method-assign]
     settling = asyncio.ensure_future(page.settle(drawn=True))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not page._connection._pending:
             await asyncio.sleep(0)
         settling.cancel()

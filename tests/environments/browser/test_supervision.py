@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.page.page import Page
@@ -75,7 +76,7 @@ def processes() -> dict[int, int]:
 
 async def gone(groups: set[int]) -> None:
     """Returns when nothing is left of these process groups: what was killed takes a moment."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while groups & set(processes().values()):
             await asyncio.sleep(0.05)
 
@@ -263,7 +264,7 @@ async def test_windows_become_tabs_and_are_gone_with_the_next_episode() -> None:
     assert (await env.step(COUNT)).observation.info["state"]["count"] == "1"
     await env.step(OPEN)
     await page.begin()
-    async with asyncio.timeout(30):  # they go when the browser finds the time
+    async with asyncio.timeout(PATIENCE):  # they go when the browser finds the time
         while await windows() > 1:
             await asyncio.sleep(0.01)
     await env.close()
@@ -379,7 +380,9 @@ asyncio.run(main())
 
 
 def test_nothing_is_left_of_a_run_that_was_killed() -> None:
-    child = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert child.returncode == -signal.SIGKILL, child.stderr
     group, profile = child.stdout.split()
     for _ in range(200):

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from tests.environments.mobile_world.double import Double, create_app
-from tests.environments.remote.running import PATIENCE, running
+from tests.environments.remote.running import running
+from tests.patience import PATIENCE
 
 DEVICE = "emulator-5554"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.environments.remote.running import PATIENCE
+from tests.patience import PATIENCE
 
 
 class Faulty:

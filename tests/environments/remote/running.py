@@ -17,12 +17,10 @@ from typing import Any
 import httpx
 import uvicorn
 
+from tests.patience import PATIENCE
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.server import app as server_app
 from uirl.environments.remote.server.settings import ServerSettings
-
-PATIENCE = 60.0
-"""Seconds after which a test gives up on something that should take none."""
 
 
 def until(condition: Callable[[], Any], what: str = "it") -> Any:
@@ -54,6 +52,16 @@ def running(app: Any, **options: Any) -> Iterator[str]:
             assert not thread.is_alive()
 
 
+class HandClock:
+    """A clock that stands still until a test moves it: a slow machine lets no lease run out."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @dataclass
 class Served:
     """An environment on a server in this process."""
@@ -70,6 +78,10 @@ class Served:
         """Sessions that hold an environment."""
         return len(self.sessions.active)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass for leases and idle sessions, and for nothing else."""
+        self.sessions._clock.now += seconds
+
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
@@ -83,6 +95,7 @@ def serving(
     name = environment if isinstance(environment, str) else type(environment).__name__.lower()
     read = ServerSettings(name, port=0, **settings)
     app = server_app.create_app(read, None if isinstance(environment, str) else environment)
+    app.state.sessions._clock = HandClock()
     options = {**server_app.connection_options(read, **(deadlines or {})), "timeout_graceful_shutdown": 2}
     with running(app, **options) as url:
         yield Served(url, app)

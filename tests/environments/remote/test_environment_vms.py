@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.environments.remote.running import until
+from tests.patience import PATIENCE
 from uirl.cli.main import _parser
 from uirl.config import ConfigStore
 
@@ -124,7 +125,9 @@ def test_the_script_says_what_it_lacks(tmp_path: Path) -> None:
 
     def said(*words: str, **variables: str) -> str:
         environment = {"PATH": os.environ["PATH"], **variables}
-        done = subprocess.run(["sh", str(SCRIPT), *words], env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["sh", str(SCRIPT), *words], env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 2
         return done.stderr
 

@@ -330,6 +330,7 @@ def test_half_open_sockets(lm: LoadedModel, make: Callable[..., BaseEnvironment]
             before_turn=lambda number: wire.freeze() if number == 5 else None,
         )
         expect_failures(trajectories, "timeout", "no answer")
+        served.pass_time(2.1)
         until(lambda: served.active == 0, "the reaper's work")
 
 
@@ -340,6 +341,7 @@ def test_an_act_whose_answer_gets_lost_is_taken_once(lm: LoadedModel, make: Call
         trajectories = play(lm, make(wire.url), episodes=1, before_turn=cut)
         expect_failures(trajectories, "environment", wire.url.split("//")[1], turn=2)
         assert served.sessions.counters.count("uirl_calls_total", method="step") == 3
+        served.pass_time(2.1)
         until(lambda: served.active == 0)
 
 
@@ -364,6 +366,7 @@ def test_a_lease_that_runs_out_in_the_middle(lm: LoadedModel) -> None:
 
         def wait(number: int) -> None:
             if number == 3:
+                served.pass_time(2.1)
                 until(lambda: served.active == 0)
 
         trajectories = play(lm, Heartless(url=served.url), before_turn=wait)

@@ -12,6 +12,7 @@ import torch
 from tests.conftest import tiny_model
 from tests.inference.pictures import picture
 from tests.inference.prompts import prompts_for
+from tests.patience import PATIENCE
 from uirl.config import LoraConfig
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import (
@@ -205,7 +206,9 @@ async def test_a_cancelled_call_frees_its_row(lm: LoadedModel) -> None:
     slow = asyncio.ensure_future(engine.generate(GenerationRequest((10, 11), (), endless)))
     await asyncio.sleep(0.05)
     slow.cancel()
-    quick = await asyncio.wait_for(engine.generate(GenerationRequest((10,), (), SamplingParams(max_tokens=1))), 60)
+    quick = await asyncio.wait_for(
+        engine.generate(GenerationRequest((10,), (), SamplingParams(max_tokens=1))), PATIENCE
+    )
     assert len(quick.token_ids) == 1
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.inference.pictures import picture
+from tests.patience import PATIENCE
 from uirl.inference.base import GenerationRequest, SamplingParams
 from uirl.inference.embedded.scheduler import AHEAD, Admission, Scheduler, SchedulerLimits, SequenceState
 
@@ -60,7 +61,7 @@ sys.modules["uirl.inference"] = package
 import uirl.inference.embedded.scheduler
 print("torch" in sys.modules, "numpy" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 

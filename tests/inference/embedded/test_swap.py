@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import EngineFailure
 from uirl.inference import (
@@ -108,7 +109,7 @@ async def test_updates_without_end_starve_no_request(lm: LoadedModel) -> None:
         return [(await engine.generate(asked(f"e{number}", seed=turn))).policy_version for turn in range(3)]
 
     learning = asyncio.ensure_future(learner())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         versions = await asyncio.gather(*[episode(n) for n in range(6)])
     ended = True
     assert await learning > 3

@@ -9,6 +9,7 @@ from random import Random
 
 from PIL import Image
 
+from tests.patience import PATIENCE
 from uirl.inference.grounding.lessons import HELD_OUT, LETTERS, SIGHTS, cell_of, lesson, letters_of, sights
 from uirl.inference.grounding.screens import SIZES, Screen, screen
 from uirl.inference.grounding.widgets import KIND_NAMES
@@ -72,7 +73,7 @@ print([name for name in sys.modules if name.startswith(("miniwob", "uirl.environ
 
 
 def test_nothing_is_read_but_fonts_and_no_environment_is_loaded() -> None:
-    done = subprocess.run([sys.executable, "-c", _DRAWN], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", _DRAWN], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.split() == ["[]", "[]"]
 
 

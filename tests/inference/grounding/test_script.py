@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.inference.models.loading import load_model
 
@@ -37,6 +38,6 @@ def test_the_command_writes_a_model_and_its_card(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_fail_after_an_hour_is_refused_at_once(option: tuple[str, str], message: str) -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), *option], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(SCRIPT), *option], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert message in done.stderr

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.inference.fake_engines import FakeEngine
+from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.errors import EngineFailure, ProcessLost, PromptTooLong, StorageError
 from uirl.inference import GenerationRequest, SamplingParams
@@ -39,7 +40,7 @@ async def connected(host: EngineHost) -> AsyncIterator[Peer]:
 
 
 async def until(holds) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not holds():
             await asyncio.sleep(0.001)
 

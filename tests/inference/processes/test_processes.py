@@ -15,6 +15,7 @@ import torch
 
 from tests.inference.killing import check_a_kill, is_alive
 from tests.inference.prompts import prompts_for
+from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.errors import CheckpointError, ContractError
 from uirl.inference import (
@@ -126,7 +127,7 @@ def test_they_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
     assert all(is_alive(pid) for pid in pids)
     learner.kill()
     learner.wait()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)

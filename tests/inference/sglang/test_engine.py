@@ -21,6 +21,7 @@ from tests.inference.sglang.stand_in_sglang import SURFACE, install
 from tests.inference.sglang.world import ASKED
 from tests.inference.stand_in_brain import within
 from tests.inference.stand_in_http import Answer
+from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import (
@@ -247,7 +248,7 @@ async def test_requests_under_way_end_when_the_engine_is_closed(make: Any, lm: L
         await asyncio.sleep(0.01)
     await world.engine.close()
     # none waits for ever, and none is taken for one that the caller gave up
-    ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+    ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE)
     assert all(isinstance(end, EngineFailure) for end in ended), ended
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from uirl.config import ConfigStore, LoraConfig
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import GenerationRequest, LoadedModel, SamplingParams
@@ -124,7 +125,7 @@ async def test_a_cancelled_caller_stops_the_work_and_holds_up_no_update(lm: Load
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.wait_for(push(engine, 3), 30)
+    await asyncio.wait_for(push(engine, 3), PATIENCE)
     assert backend.stopped == 1
     assert engine.policy_version == 3
     await engine.close()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.inference.vllm.sleeping import CACHE_BYTES, SCRATCH_BYTES, WEIGHT_BYTES, SleepingVLLM
+from tests.patience import PATIENCE
 from uirl.config import ConfigStore, LoraConfig
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import GenerationRequest, SamplingParams
@@ -170,7 +171,7 @@ async def test_it_falls_asleep_once_nothing_is_under_way(tmp_path: Path) -> None
     early = asyncio.ensure_future(world.engine.generate(REQUEST))
     await asyncio.to_thread(began.wait)
     falling = asyncio.ensure_future(world.engine.sleep())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while world.engine._gate._open.is_set():  # it is at the door, and waits
             await asyncio.sleep(0.005)
     late = asyncio.ensure_future(world.engine.generate(REQUEST))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.errors import ActorFailure, ConfigError, ContractError, EnvironmentFailure, ProcessLost, StorageError
 from uirl.inference.scripted import ScriptedInferenceEngine
@@ -126,7 +127,7 @@ async def pool_of(launcher: FakeLauncher, count: int = 2, **options: Any) -> Asy
     try:
         yield pool
     finally:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await pool.close()
 
 
@@ -144,7 +145,7 @@ def play(pool: ActorPool, name: str) -> asyncio.Task[Played]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -360,7 +361,7 @@ async def test_a_state_that_cannot_be_written_down_ends_the_run() -> None:
     launcher = FakeLauncher({"dies at start": True})
     async with pool_of(launcher, 1, on_change=note) as pool:
         with pytest.raises(StorageError, match="the disk is full"):
-            await asyncio.wait_for(play(pool, "a"), 20)
+            await asyncio.wait_for(play(pool, "a"), PATIENCE)
 
 
 async def test_only_the_actor_that_is_expected_comes_in() -> None:

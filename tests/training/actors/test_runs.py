@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.training.actors.keeper import descendants
 from uirl.training.record.ledger import LEDGER
@@ -60,7 +61,6 @@ class Own(BaseEnvironment):
         return "more"
 '''
 TINY = {"hidden_size": 16, "intermediate_size": 16, "vision_hidden_size": 16, "num_heads": 2, "num_layers": 1}
-WAIT = 120.0
 
 
 def config_of(folder: Path, environment: dict[str, Any], **changes: dict[str, Any]) -> Path:
@@ -123,15 +123,15 @@ class Run:
         return self.log.read_text()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(int(WAIT / 0.1)):
+        for _ in range(int(PATIENCE / 0.1)):
             if condition():
                 return
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.text()}"
             time.sleep(0.1)
-        raise AssertionError(f"waited {WAIT:g} s for {what}:\n{self.text()}")
+        raise AssertionError(f"waited {PATIENCE:g} s for {what}:\n{self.text()}")
 
     def ends(self) -> int:
-        return self.process.wait(timeout=WAIT)
+        return self.process.wait(timeout=PATIENCE)
 
     def ledger(self) -> dict[str, Any]:
         return json.loads((self.folder / LEDGER).read_text())
@@ -168,7 +168,7 @@ def gone(pids: list[int]) -> bool:
 
 
 def assert_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     while not gone(pids):
         assert time.monotonic() < until, [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids if not gone([pid])]
         time.sleep(0.1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
 from uirl.rollout.episode import EpisodeSpec
@@ -106,7 +107,7 @@ async def test_a_spare_stands_in_for_an_episode_that_failed_for_good():
     written: list[str] = []
     channel.on_finished = lambda trajectory: written.append(trajectory.id)
     channel.submit(specs("a", 3))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while "a-0-r1" not in written:
             await asyncio.sleep(0.01)
     channel.end("a-1", "a-2")

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.patience import PATIENCE
 from tests.training.channels.test_contract import local, tokens
 from uirl.errors import ConfigError
 from uirl.rollout.episode import EpisodeSpec
@@ -27,7 +28,6 @@ from uirl.types import Task
 
 pytestmark = pytest.mark.actors
 RAY = {"use_ray": True, "num_actors": 2, "actor_cpus": 0.25}
-WAIT = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ async def channel_in(folder: Path, **changes: Any) -> AsyncIterator[RayChannel]:
     try:
         yield channel
     finally:
-        await asyncio.wait_for(channel.close(), WAIT)
+        await asyncio.wait_for(channel.close(), PATIENCE)
         await parts.close()
 
 
@@ -98,7 +98,7 @@ def group(name: str, goal: str, size: int = 4) -> list[EpisodeSpec]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT / 0.1)):
+    for _ in range(int(PATIENCE / 0.1)):
         if condition():
             return
         await asyncio.sleep(0.1)
@@ -132,7 +132,7 @@ async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_
     name = f"{Mother.__module__}:{Mother.__name__}"
     async with channel_in(folder, ray=RAY, environment={"name": name}) as channel:
         await channel.publish(None, 1)
-        (first,) = await asyncio.wait_for(channel.exchange([group("first", "plays")]), WAIT)
+        (first,) = await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
         channel.submit(group("hanging", "hangs", 2))
         await until(lambda: (folder / "hangs-0").exists())
         busy = [seat.pid for seat in channel.pool.seats if seat.active]
@@ -140,7 +140,7 @@ async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_
         os.kill(busy[0], signal.SIGKILL)
         await until(lambda: channel.pool.deaths == 1)
         await channel.give_up()
-        (second,) = await asyncio.wait_for(channel.exchange([group("second", "plays")]), WAIT)
+        (second,) = await asyncio.wait_for(channel.exchange([group("second", "plays")]), PATIENCE)
         assert all(t.failure is None for t in [*first.trajectories, *second.trajectories])
         await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
         assert sorted(seat.incarnation for seat in channel.pool.seats) == [1, 2]
@@ -153,14 +153,14 @@ async def test_a_machine_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
         settings = {**RAY, "address": made.address, "actor_resources": {"browser": 1}}
         async with channel_in(tmp_path, ray=settings) as channel:
             await channel.publish(None, 1)
-            await asyncio.wait_for(channel.exchange([group("first", "plays", 8)]), WAIT)
+            await asyncio.wait_for(channel.exchange([group("first", "plays", 8)]), PATIENCE)
             await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
             channel.submit(group("hanging", "hangs", 8))
             await until(lambda: sum(seat.active for seat in channel.pool.seats) == 8)
             await asyncio.to_thread(made.remove_node, second)
             await until(lambda: channel.pool.deaths >= 1)
             await channel.give_up()
-            groups = await asyncio.wait_for(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]), WAIT)
+            groups = await asyncio.wait_for(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]), PATIENCE)
             assert all(t.failure is None for g in groups for t in g.trajectories)
             assert sum(seat.state == "ready" for seat in channel.pool.seats) == 1
             # the other waits for a machine, and takes the next one
@@ -174,7 +174,7 @@ async def test_a_cluster_without_a_place_is_told_with_what_is_free(tmp_path: Pat
         async with channel_in(tmp_path, ray=settings) as channel:
             await channel.publish(None, 1)
             with pytest.raises(ConfigError, match=r"needs 0\.25 CPU, 1 browser on one machine.*are free: 1 CPU\."):
-                await asyncio.wait_for(channel.exchange([group("first", "plays")]), WAIT)
+                await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
 
 
 RUN = """
@@ -193,7 +193,7 @@ def test_a_learner_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     before = {process.pid for process in psutil.process_iter()}
     learner = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], start_new_session=True)
     try:
-        for _ in range(int(WAIT / 0.1)):
+        for _ in range(int(PATIENCE / 0.1)):
             if list(tmp_path.glob("open-*")):
                 break
             time.sleep(0.1)

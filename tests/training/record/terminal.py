@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.patience import PATIENCE
+
 _SEQUENCE = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])")
 
 
@@ -83,7 +85,7 @@ def played(
         os.environ.update({"TERM": "xterm-256color", "LANG": "C.UTF-8", **(environment or {})})
         os.execv(sys.executable, [sys.executable, "-c", program])
     resize(terminal, columns)
-    written, told, until = b"", False, time.monotonic() + 120
+    written, told, until = b"", False, time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if not select.select([terminal], [], [], 1.0)[0]:
             continue

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.environments.remote.running import PATIENCE, Served, serving, until
+from tests.environments.remote.running import Served, serving, until
 from tests.environments.remote.server.test_native import HUNG, Moody
 from tests.environments.remote.server.test_security import AGENT, GRADER
+from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, specs
 from uirl.environments import (
     BaseEnvironment,
@@ -164,7 +165,12 @@ async def test_a_lease_is_renewed_while_the_model_thinks(screen: Served) -> None
     with serving("screen", lease=1.5) as served:
         environment = remote(served)
         await environment.reset(seed=1)
-        await asyncio.sleep(2.5)
+        (lease,) = served.sessions.active
+        for _ in range(3):
+            served.pass_time(1.0)
+            async with asyncio.timeout(PATIENCE):
+                while lease.renewed < served.sessions._clock():
+                    await asyncio.sleep(0.01)
         assert served.active == 1
         assert (await environment.step(Action.of("click", x=1, y=1))).terminated
         await environment.close()
@@ -181,6 +187,7 @@ async def test_an_environment_that_nobody_holds_lets_its_session_go() -> None:
         assert task is not None
         async with asyncio.timeout(PATIENCE):
             await task
+        served.pass_time(0.5)
         until(lambda: served.active == 0)
 
 
@@ -188,6 +195,7 @@ async def test_a_session_that_ran_out_between_episodes_is_replaced() -> None:
     with serving("screen", idle=1.0) as served:
         environment = remote(served)
         first = await environment.reset(seed=1)
+        served.pass_time(1.1)
         until(lambda: served.active == 0)
         again = await environment.reset(seed=1)
         assert again.images == first.images

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.environments.remote.openenv_stand_in import stand_in
-from tests.environments.remote.running import PATIENCE, running, serving, until
+from tests.environments.remote.running import running, serving, until
 from tests.environments.remote.server.test_native import HUNG, Moody
 from tests.environments.remote.server.test_security import AGENT, GRADER
+from tests.patience import PATIENCE
 from uirl.environments import EnvironmentSession, ScreenEnvironment, check_environment, play_episode
 from uirl.environments.remote.client.openenv import OpenEnvEnvironment
 from uirl.environments.remote.protocol.openenv import action_fields, read_frame
@@ -172,14 +173,17 @@ async def test_a_reaped_session_is_a_failure_in_an_episode_and_none_between() ->
     with serving("screen", idle=0.3) as served:
         environment = OpenEnvEnvironment(url=served.url)
         await environment.reset(seed=1)
+        served.pass_time(0.4)
         until(lambda: served.active == 0)
         with pytest.raises(EnvironmentFailure, match="idle: not played"):
             await environment.step(Action.of("click", x=1, y=1))
         await environment.close()
         environment = OpenEnvEnvironment(url=served.url)
         await environment.reset(seed=1)
+        served.pass_time(0.4)
         until(lambda: served.active == 0)  # in which its loop does not hear of the end of the connection
         assert (await environment.reset(seed=1)).images
+        served.pass_time(0.4)
         until(lambda: served.active == 0)
         async with asyncio.timeout(PATIENCE):
             await environment._socket.wait_closed()  # now it does

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.environments.remote.running import PATIENCE
+from tests.patience import PATIENCE
 from uirl.environments.remote.client import servers
 from uirl.environments.remote.client.base import RemoteEnvironment
 from uirl.environments.remote.client.http import ServerLost

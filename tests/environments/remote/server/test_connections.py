@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.environments.remote.running import Served, serving
+from tests.patience import PATIENCE
 from uirl.runtime.connections import connection_limit
 
 TOKEN = "agent-token-4711"
@@ -36,7 +37,7 @@ def connections(url: str, count: int, first: bytes = b"") -> Iterator[list[socke
         made = []
         for _ in range(count):
             where = (address.hostname or "", address.port or 80)
-            made.append(stack.enter_context(socket.create_connection(where, timeout=60)))
+            made.append(stack.enter_context(socket.create_connection(where, timeout=PATIENCE)))
             made[-1].sendall(first)
         yield made
 

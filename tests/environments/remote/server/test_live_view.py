@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.environments.remote.running import serving
 from tests.inference.pictures import picture
+from tests.patience import PATIENCE
 from uirl.environments import BaseEnvironment
 from uirl.environments.browser.process import find_executable
 from uirl.images import screenshot
@@ -53,7 +54,7 @@ def test_the_page_in_chromium() -> None:
                 http.post(f"/v1/sessions/{session}/step", json={"action": {"text": action}})
         command = [find_executable(), "--no-sandbox", "--headless", "--disable-gpu", "--virtual-time-budget=3000"]
         done = subprocess.run(
-            [*command, "--dump-dom", f"{served.url}/view"], capture_output=True, text=True, timeout=120, check=True
+            [*command, "--dump-dom", f"{served.url}/view"], capture_output=True, text=True, timeout=PATIENCE, check=True
         )
     page = done.stdout
     assert "3 of 4 sessions in use" in page

@@ -282,12 +282,14 @@ def test_leases_run_out_without_calls_and_heartbeats_renew_them() -> None:
 
         def one_left() -> bool:
             assert http.post(f"/v1/sessions/{kept}/heartbeat").json() == {"lease_seconds": 1.5}
+            served.pass_time(0.8)
             return served.active == 1
 
         until(one_left)
         status, kind, message = error_of(http.post(f"/v1/sessions/{left}/step", json=CLICK))
         assert (status, kind) == (410, "lease")
         assert "lease: no call for 1.5 s" in message
+        served.pass_time(1.6)
         until(lambda: served.active == 0)
         assert served.sessions.counters.count("uirl_sessions_closed_total", reason="lease") == 2
 
@@ -295,7 +297,12 @@ def test_leases_run_out_without_calls_and_heartbeats_renew_them() -> None:
 def test_heartbeats_do_not_keep_a_session_that_nobody_plays() -> None:
     with serving("screen", idle=0.4) as served, served.http() as http:
         session = http.post("/v1/sessions", json={"seed": 1}).json()["session"]
-        until(lambda: http.post(f"/v1/sessions/{session}/heartbeat").status_code == 410)
+
+        def gone() -> bool:
+            served.pass_time(0.1)
+            return http.post(f"/v1/sessions/{session}/heartbeat").status_code == 410
+
+        until(gone)
         until(lambda: served.active == 0)
         assert served.sessions.counters.count("uirl_sessions_closed_total", reason="idle") == 1
 
@@ -343,6 +350,7 @@ def test_instances_that_nobody_takes_over_are_closed() -> None:
         session = http.post("/v1/sessions", json={"seed": 1}).json()["session"]
         http.delete(f"/v1/sessions/{session}")
         assert (served.sessions.warm, Moody.closed) == (1, closed)
+        served.pass_time(1.1)
         until(lambda: served.sessions.warm == 0)
         until(lambda: Moody.closed == closed + 1)
         for _ in range(2):  # one that is warm and one that is played, as the server ends

@@ -16,6 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.environments.remote.running import Served, serving, until
 from tests.environments.remote.server.test_native import HUNG, Moody
+from tests.patience import PATIENCE
 from uirl.environments import ScreenEnvironment
 
 MISS = {"name": "click", "arguments": {"x": 1, "y": 1}}
@@ -27,7 +28,7 @@ def open_socket(served: Served) -> ClientConnection:
 
 def ask(socket: ClientConnection, kind: str, data: Any = None) -> dict[str, Any]:
     socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
-    said: dict[str, Any] = json.loads(socket.recv(timeout=60))
+    said: dict[str, Any] = json.loads(socket.recv(timeout=PATIENCE))
     return said
 
 
@@ -65,7 +66,7 @@ def test_an_episode(screen: Served) -> None:
         assert ask(socket, "reset", {})["type"] == "observation"
         socket.send('{"type": "close"}')
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=60)
+            socket.recv(timeout=PATIENCE)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
     until(lambda: screen.active == 0)
@@ -94,7 +95,7 @@ def test_an_episode(screen: Served) -> None:
 def test_errors_leave_the_session_as_it_was(screen: Served, frame: str, code: str, words: str) -> None:
     with open_socket(screen) as socket:
         socket.send(frame)
-        said = json.loads(socket.recv(timeout=60))
+        said = json.loads(socket.recv(timeout=PATIENCE))
         assert (said["type"], said["data"]["code"]) == ("error", code)
         assert words in said["data"]["message"]
         assert ask(socket, "reset", {"seed": 1})["type"] == "observation"
@@ -103,12 +104,12 @@ def test_errors_leave_the_session_as_it_was(screen: Served, frame: str, code: st
 
 def test_capacity(screen: Served) -> None:
     with open_socket(screen) as one, open_socket(screen) as two, open_socket(screen) as third:
-        said = json.loads(third.recv(timeout=60))
+        said = json.loads(third.recv(timeout=PATIENCE))
         assert said["type"] == "error"
         data = said["data"]
         assert (data["code"], data["active_sessions"], data["max_sessions"]) == ("CAPACITY_REACHED", 2, 2)
         with pytest.raises(ConnectionClosed) as closed:
-            third.recv(timeout=60)
+            third.recv(timeout=PATIENCE)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
         assert ask(one, "reset", {})["type"] == ask(two, "reset", {})["type"] == "observation"
@@ -126,11 +127,12 @@ def test_a_client_that_vanishes_frees_its_session(screen: Served) -> None:
 def test_the_reaper_takes_the_socket_with_it() -> None:
     with serving("screen", idle=1.0) as served, open_socket(served) as socket:
         ask(socket, "reset", {})
-        said = json.loads(socket.recv(timeout=60))
+        served.pass_time(1.1)
+        said = json.loads(socket.recv(timeout=PATIENCE))
         assert said["data"]["code"] == "SESSION_ERROR"
         assert "idle: not played for 1 s" in said["data"]["message"]
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=60)
+            socket.recv(timeout=PATIENCE)
         assert served.active == 0
 
 

@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 
 import uirl
 from tests.environments.remote.running import Served, serving
+from tests.patience import PATIENCE
 from uirl.cli.main import main
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.errors import ConfigError
@@ -360,7 +361,7 @@ def test_settings_that_do_not_fit(
 def _raw(url: str, request: bytes) -> tuple[int, bytes]:
     address = urlsplit(url)
     assert address.hostname is not None
-    with socket.create_connection((address.hostname, address.port or 80), timeout=30) as door:
+    with socket.create_connection((address.hostname, address.port or 80), timeout=PATIENCE) as door:
         door.sendall(request)
         door.shutdown(socket.SHUT_WR)
         said = b""

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.environments.remote.clicking import NAME
-from tests.environments.remote.running import PATIENCE, serve_process
+from tests.environments.remote.running import serve_process
+from tests.patience import PATIENCE
 from uirl.cli.main import main
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments.remote.running import PATIENCE
+from tests.patience import PATIENCE
 from uirl.environments import BaseEnvironment
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.sessions import Lease, Progress, Sessions

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.integrations.verl.pages import CONFIGS, PAGES, blocks
+from tests.patience import PATIENCE
 from uirl import ConfigError, ConfigStore, load_model
 from uirl.integrations.verl.config.mapping import create_verl_config
 from uirl.integrations.verl.config.placement import check_placement
@@ -327,7 +328,7 @@ def slurm(folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
     env = {"PATH": f"{folder}:/usr/bin:/bin", "UIRL_BIN": str(folder), "LOG": str(folder / "log"), "GPUS": str(gpus)}
     env |= {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
     command = ["bash", str(ROOT / "scripts" / "verl_slurm.sh"), str(ROOT / "configs/verl_config.yaml"), "data.seed=1"]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_the_script_for_slurm_joins_the_nodes_and_starts_the_run(tmp_path: Path) -> None:
