@@ -49,7 +49,9 @@ class Recorder(BaseEnvironment):
         info = {"progress": {"submitted_row_indices": list(self.rows), "num_incorrect_submissions": self.wrong}}
         reward = float(text.startswith("row")) - 0.5 * (text == "wrong")
         images = () if text == "end" else (self._draw(),)  # some environments show nothing after the end
-        return Observation("Grüße", images), reward, text == "end", info if self.counts else {"progress": 0.5}
+        if not self.counts:
+            info = {"progress": 0.5, "success": text == "right"}
+        return Observation("Grüße", images), reward, text in ("end", "right"), info
 
     def get_state_description(self) -> str:
         return ""
@@ -175,13 +177,19 @@ def test_progress_counts_what_the_environment_counts(recorder: tuple[Recorder, S
     assert http.get("/session/1/progress").json() == {"num_correct_submissions": 3, "num_incorrect_submissions": 1}
 
 
-def test_progress_of_an_environment_that_counts_nothing_is_read_from_rewards() -> None:
+@pytest.mark.parametrize(("last", "rows", "wrong"), [("right", [0], 0), ("end", [], 1)])
+def test_an_episode_of_an_environment_that_counts_nothing_is_one_submission(
+    last: str, rows: list[int], wrong: int
+) -> None:
     with serving(Recorder(counts=False)) as served, served.http() as http:
         http.post("/session")
-        for text in ("row4", "wrong", "nothing", "row4"):
+        for text in ("row4", "wrong", "nothing", "row4"):  # what is paid for a part is no row
             http.get("/proxy/1/act", params={"action_type": "type", "text": text})
+            nothing = {"submitted_row_indices": [], "num_incorrect_submissions": 0}
+            assert http.get("/proxy/1/progress").json() == nothing
+        http.get("/proxy/1/act", params={"action_type": "type", "text": last})
         said = http.get("/proxy/1/progress").json()
-        assert said == {"submitted_row_indices": [0, 1], "num_incorrect_submissions": 1}
+        assert said == {"submitted_row_indices": rows, "num_incorrect_submissions": wrong}
 
 
 def test_what_a_picture_cannot_say_stands_in_headers(recorder: tuple[Recorder, Served, httpx.Client]) -> None:

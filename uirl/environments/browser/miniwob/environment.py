@@ -8,7 +8,16 @@ from typing import Any
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.miniwob.options import MiniWobOptions
-from uirl.environments.browser.miniwob.pages import BEGIN, DEMONSTRATED, RELOADED, STATE, guard, page_names, page_url
+from uirl.environments.browser.miniwob.pages import (
+    BEGIN,
+    DEMONSTRATED,
+    RELOADED,
+    SOLVED_FROM,
+    STATE,
+    guard,
+    page_names,
+    page_url,
+)
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.browser.page.page import Page
 from uirl.environments.options import OptionsLike
@@ -23,10 +32,11 @@ Spot = tuple[float, float, str]
 class MiniWobEnvironment(PageEnvironment):
     """Pages of MiniWoB++, one or several; the seed makes the instance of a page.
 
-    The reward is the page's own without its decay over time: in [-1, 1], above 0 is success. It comes with the action
-    that ends the episode; every other turn gives 0, so to a policy that is mostly wrong, a miss is worth more than a
-    try (`reward="success"` mends that). A reply that cannot be read, an unknown action and a click outside the picture
-    are the model's mistakes: the next observation says so and the turn is spent.
+    The reward is the page's own without its decay over time, in [-1, 1]. It comes with the action that ends the
+    episode; every other turn gives 0, so to a policy that is mostly wrong, a miss is worth more than a try
+    (`reward="success"` mends that). Some pages pay for a part; success is all that is asked: a reward of 1, or what
+    `SOLVED_FROM` says. A reply that cannot be read, an unknown action and a click outside the picture are the model's
+    mistakes: the next observation says so and the turn is spent.
     """
 
     page_size = (160, 210)
@@ -80,8 +90,9 @@ class MiniWobEnvironment(PageEnvironment):
         if action is None:
             return Judgement(info={"page": self._shown})
         raw = float(state["reward"]) if state["ended"] else 0.0
-        reward = float(raw > 0) if self.options.reward == "success" else raw
-        return Judgement(reward, state["ended"], raw > 0, {"raw_reward": raw, "reason": state["reason"]})
+        solved = raw >= SOLVED_FROM.get(self._shown or "", 1.0)
+        reward = float(solved) if self.options.reward == "success" else raw
+        return Judgement(reward, state["ended"], solved, {"raw_reward": raw, "reason": state["reason"]})
 
     def lost(self, reason: str) -> Judgement:
         """Return the lowest reward that a page gives."""

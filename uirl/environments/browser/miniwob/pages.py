@@ -23,6 +23,13 @@ RELOADED = frozenset({
 episodes of clicks after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each).
 What typing, dragging and scrolling leave behind is another matter: with those every page is loaded anew."""
 
+SOLVED_FROM = {
+    "bisect-angle": 0.9, "chase-circle": 0.9, "circle-center": 0.9, "find-midpoint": 0.9, "moving-items": 0.9,
+    "right-angle": 0.95, "use-colorwheel": 0.95, "use-colorwheel-2": 0.95,
+}  # fmt: skip
+"""Page -> reward of the page from which it is solved, where the page measures a distance, an angle, a colour or a time,
+and no hand hits 1. On all others it is solved at 1: less is paid for a part."""
+
 GUARD = read_asset(__package__, "guard.js")
 """JavaScript that keeps the score of a loaded page, and gives the object that begins episodes and tells how they stand.
 

@@ -42,8 +42,8 @@ class Progress:
     wrong: int = 0
 
     def note(self, result: StepResult) -> None:
-        """Take the environment's own count from `info['progress']`, which has both keys; where it has none, every step
-        with a positive reward is a row and every one with a negative reward is wrong."""
+        """Take the environment's own count from `info['progress']`, which has both keys; where it has none, an episode
+        is one submission, right where the environment says `success`. Rewards say nothing: they may be for a part."""
         progress = result.observation.info.get("progress")
         if isinstance(progress, Mapping) and progress.keys() >= SubmittedRows.model_fields.keys():
             try:
@@ -51,10 +51,9 @@ class Progress:
             except WireError as error:
                 raise EnvironmentFailure(str(error)) from None
             self.rows, self.wrong = submitted.submitted_row_indices, submitted.num_incorrect_submissions
-        elif result.reward > 0:
-            self.rows.append(len(self.rows))
-        elif result.reward < 0:
-            self.wrong += 1
+        elif "success" in result.observation.info:
+            self.rows = [0] if result.observation.info["success"] else []
+            self.wrong = int(result.done and not self.rows)
 
 
 @dataclass(slots=True, eq=False)
