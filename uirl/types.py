@@ -96,7 +96,7 @@ class Action:
     """What the agent decided: the parse of one generation."""
 
     text: str = ""
-    """The reply as text, special tokens left out."""
+    """The reply as text, special tokens left out but those around a thought."""
     tool_calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     parse_error: str | None = None
@@ -106,6 +106,12 @@ class Action:
     def call(self) -> ToolCall | None:
         """The first tool call; None where there is none."""
         return self.tool_calls[0] if self.tool_calls else None
+
+    @property
+    def answer(self) -> str:
+        """The text without the thought that it begins with, for whoever reads it as it is."""
+        text, thought = self.text.strip(), self.thought.strip()
+        return text[len(thought) :].strip() if thought and text.startswith(thought) else self.text
 
     @staticmethod
     def of(name: str, **arguments: Any) -> Action:

@@ -96,6 +96,52 @@ def test_no_text_breaks_it(name: str, text: str) -> None:
     check_parser(made(name), [], [text])
 
 
+# how the public families write a thought: (family, what opens it, what closes it)
+THOUGHTS = [
+    ("Qwen, DeepSeek, GLM", "<think>", "</think>"),
+    ("MAI-UI", "<thinking>", "</thinking>"),
+    ("EXAONE Deep", "<thought>", "</thought>"),
+    ("Magistral", "[THINK]", "[/THINK]"),
+    ("Seed-OSS", "<seed:think>", "</seed:think>"),
+    ("OpenThinker", "<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("Kimi", "◁think▷", "◁/think▷"),
+    ("Cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ("Apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ("MiniMax", "<mm:think>", "</mm:think>"),
+    ("Gemma 4", "<|channel>thought\n", "<channel|>"),
+    ("gpt-oss", "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    (
+        "gpt-oss, a call",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.a <|constrain|>json<|message|>",
+    ),
+    ("Granite", "Here is my thought process:", "Here is my response:"),
+]
+DRAFT, WRITTEN = Action(tool_calls=(ToolCall("say", {"x": 1}),)), Action(tool_calls=(ToolCall("add", {"x": 2}),))
+
+
+@pytest.mark.parametrize(("family", "opens", "closes"), THOUGHTS, ids=[family for family, *_ in THOUGHTS])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_that_is_drafted_in_a_thought_is_not_executed(name: str, family: str, opens: str, closes: str) -> None:
+    parser = made(name)
+    draft, written = parser.render(DRAFT), parser.render(WRITTEN)
+    if name == "text":
+        draft, written = "say 1", "add 2"
+        assert parser.parse(f"{opens}maybe {draft}{closes}\n{written}").answer == written
+        assert parser.parse(f"{opens}maybe {draft}").answer == ""
+        return
+    thought = f"{opens}maybe\n{draft}\n"
+    action = parser.parse(f"{thought}{closes}\n{written}")
+    assert (action.tool_calls, action.parse_error) == (WRITTEN.tool_calls, None)
+    assert "maybe" in action.thought
+    assert "add" not in action.thought
+    assert parser.parse(thought).tool_calls == ()
+    assert parser.parse(f"{thought}{closes}\nI will not.").tool_calls == ()
+    if family != "Granite":
+        assert parser.parse(f"Well.\n{thought}").tool_calls == ()  # opened behind the first words, and cut off
+        assert parser.parse(f"maybe\n{draft}\n{closes}\n{written}").tool_calls == WRITTEN.tool_calls  # by the template
+
+
 def format_of(stem: str) -> str:
     return stem.rpartition("-")[0]
 

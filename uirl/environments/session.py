@@ -99,7 +99,11 @@ class EnvironmentSession:
         if self._state != "running":
             when = "after the end of the episode" if self._state == "done" else "first"
             raise ContractError(f"{self._name}: step was called {when}; expected reset() before it")
-        result: StepResult = await self._call("step", self._read_step, action.text if self._takes_text else action)
+        given: Action | str = action
+        if self._takes_text:
+            # what is read as calls has its thought before them, and whoever takes the text reads them himself
+            given = action.text if action.tool_calls or action.parse_error else action.answer
+        result: StepResult = await self._call("step", self._read_step, given)
         self._turns += 1
         if self._cuts and not result.done:
             result = self._cut(result)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from uirl.thoughts import end_of_thought
 from uirl.types import Action
 
 ANSWER = "answer"
@@ -58,10 +59,10 @@ def tools_of(schemas: Sequence[Mapping[str, Any]]) -> Tools:
 
 
 class TextParser(ActionParser):
-    """The reply itself is the action."""
+    """The reply itself is the action; a thought that it begins with is told apart."""
 
     def parse(self, text: str) -> Action:
-        return Action(text=text)
+        return Action(text=text, thought=text[: end_of_thought(text)])
 
     def render(self, action: Action) -> str:
         return action.text

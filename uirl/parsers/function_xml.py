@@ -11,7 +11,8 @@ from typing import Any
 
 from uirl.parsers.base import Tools
 from uirl.parsers.json_calls import MAX_OBJECTS, Unreadable, check_count, check_plain, read_value, write_value
-from uirl.parsers.reply import END_OF_THOUGHT
+from uirl.parsers.reply import illegible
+from uirl.thoughts import END_OF_THOUGHT
 from uirl.types import ToolCall
 
 OPEN_FUNCTION = "<function="
@@ -106,7 +107,7 @@ def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, in
 def _read_text(text: str, start: int) -> tuple[str, int]:
     """Read a value without the line breaks around it, and where it ends; the closing tag may be missing or misspelt."""
     stop = _END_OF_VALUE.search(text, start)
-    if stop is None or stop[0].startswith("</think"):
+    if stop is None or END_OF_THOUGHT.fullmatch(stop[0]):
         raise Unreadable(f"a value that is not closed by </parameter>; {_EXPECTED}")
     value = text[start : stop.start()]
     if not stop[0]:
@@ -149,4 +150,5 @@ def _as_json(text: str, default: Any) -> Any:
 def _write_value(value: Any, schema: Mapping[str, Any] | None) -> str:
     if isinstance(value, str) and typed(value, schema) == value and not _END_OF_VALUE.search(f"\n{value}"):
         return value
-    return write_value(value, compact=False).replace("<", f"\\u{ord('<'):04x}")
+    written = END_OF_THOUGHT.sub(lambda mark: illegible(mark[0]), write_value(value, compact=False))
+    return written.replace("<", illegible("<"))

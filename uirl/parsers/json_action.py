@@ -15,10 +15,10 @@ from uirl.parsers.json_calls import (
     read_value,
     write_value,
 )
-from uirl.parsers.reply import checked, never_stops_thinking, text_before
+from uirl.parsers.reply import checked, text_before
+from uirl.thoughts import Thoughts
 from uirl.types import Action, ToolCall
 
-_END_OF_THOUGHT = "</think>"
 _NAME_KEYS = ("action", "name", "tool")
 _ARGUMENT_KEYS = ("arguments", "args")
 
@@ -28,18 +28,15 @@ class JSONActionParser(ActionParser):
 
     Two forms: flat (`{"action": NAME, ARGUMENT: VALUE, ...}`) and long (`{"name" or "tool": NAME, "arguments" or
     "args": {...}}`, with an optional `"id"`). Fences and other text around the objects are passed over, and so are
-    other objects: a record that has a name and no arguments is no call. Up to a `</think>` outside of them everything
-    is thought, drafts of calls included; a thought that is opened and never closed goes to the end.
+    other objects: a record that has a name and no arguments is no call. Up to the end of a thought outside of them
+    everything is thought, drafts of calls included; a thought that is opened and never closed goes to the end.
     An outer object that is cut off or malformed is an error even where a complete object stands inside it.
     """
 
     def parse(self, text: str) -> Action:
         """Return the action in `text`, in linear time; never raises."""
-        if never_stops_thinking(text):
-            return Action(text=text, parse_error="the thinking is not closed, so there is no JSON object to read")
-        start = text.find(_END_OF_THOUGHT) if text.lstrip().startswith("<think>") else 0
         try:
-            first, calls = _find_calls(text, max(start, 0))
+            first, calls = _find_calls(text)
         except Unreadable as error:
             return Action(text=text, parse_error=str(error))
         return Action(text=text, tool_calls=tuple(calls), thought=text_before(text, first))
@@ -59,14 +56,25 @@ class JSONActionParser(ActionParser):
         return 'Act by writing one JSON object: {"action":NAME,ARGUMENT:VALUE,...}.'
 
 
-def _find_calls(text: str, start: int) -> tuple[int, list[ToolCall]]:
-    """Return where the first call begins, and all calls from `start` on. Raises `Unreadable` where there is none."""
+def _find_calls(text: str) -> tuple[int, list[ToolCall]]:
+    """Return where the first call begins, and all calls. Raises `Unreadable` where there is none."""
     calls: list[ToolCall] = []
     first, problem = -1, 'no JSON object; expected {"action":NAME,...}'
-    position = text.find("{", start)
-    for _ in range(MAX_OBJECTS):
-        if position < 0:
+    thoughts = Thoughts(text)
+    end = thoughts.in_words
+    for number in range(MAX_OBJECTS + 1):
+        position = text.find("{", end) if end >= 0 else -1
+        closed, end = thoughts.skip(end, position) if end >= 0 else (-1, end)
+        if closed >= 0:
+            calls.clear()
+        if end < 0 and not calls:
+            raise Unreadable("the thinking is not closed, so there is no JSON object to read")
+        if position < 0 or end < 0:
             break
+        if number == MAX_OBJECTS:
+            raise Unreadable(f"more than {MAX_OBJECTS} braces; expected one JSON object")
+        if end > position:  # a draft
+            continue
         try:
             value, end = read_value(text, position)
         except Malformed as error:
@@ -79,11 +87,6 @@ def _find_calls(text: str, start: int) -> tuple[int, list[ToolCall]]:
                 calls.append(call)
             elif not calls:
                 problem = 'JSON without "action"; expected {"action":NAME,...}'
-        position = text.find("{", end)
-        if calls and position >= 0 and _END_OF_THOUGHT in text[end:position]:
-            calls.clear()  # drafts: the template had opened the thought, the reply closes it here
-    if position >= 0:
-        raise Unreadable(f"more than {MAX_OBJECTS} braces; expected one JSON object")
     if not calls:
         raise Unreadable(problem)
     return first, calls

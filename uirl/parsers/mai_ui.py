@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,15 +11,9 @@ from typing import Any
 from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_calls import Unreadable, json_call, read_calls
 from uirl.parsers.qwen import ARGUMENT_KEYS, CLOSE, OPEN, find_block, read_block, read_values, write_blocks
-from uirl.parsers.reply import (
-    Format,
-    never_stops_thinking,
-    next_end_of_thought,
-    read_reply,
-    write_marked,
-    write_reply,
-)
+from uirl.parsers.reply import Format, read_reply, write_marked, write_reply
 from uirl.runtime.limits import shown
+from uirl.thoughts import bare_thought, next_end_of_thought
 from uirl.types import Action, ToolCall
 
 GRID = 999
@@ -33,8 +26,6 @@ ACTIONS = (
 """What `mobile_use` can do. Calls of any other name are tools of their own."""
 
 _COORDINATES = ("coordinate", "start_coordinate", "end_coordinate")
-_OPENS_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>\s*")
-_CLOSES_THOUGHT = re.compile(r"</think(?:ing)?>\Z")
 
 
 class MAIUIActionParser(ActionParser):
@@ -51,17 +42,16 @@ class MAIUIActionParser(ActionParser):
 
     def parse(self, text: str) -> Action:
         """Return the action in `text`, in linear time; never raises."""
-        if never_stops_thinking(text):
-            return Action(
-                text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
-            )
         action = read_reply(_MAI_UI, text)
         if action.parse_error is not None:
             return action
+        if text and action.thought == text:
+            return Action(
+                text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
+            )
         if len(action.tool_calls) != 1:
             return Action(text, parse_error=f"{len(action.tool_calls)} calls; expected one: {_EXAMPLE}")
-        thought = _CLOSES_THOUGHT.sub("", _OPENS_THOUGHT.sub("", action.thought)).strip()
-        return replace(action, thought=thought)
+        return replace(action, thought=bare_thought(action.thought))
 
     def render(self, action: Action) -> str:
         """Return the plan, where there is one, and the call, as the agent writes them in its own history.

@@ -9,15 +9,8 @@ from typing import Any
 
 from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_calls import Malformed, Unreadable, check_plain, read_value
-from uirl.parsers.reply import (
-    END_OF_THOUGHT,
-    Format,
-    finder,
-    next_end_of_thought,
-    read_reply,
-    write_marked,
-    write_reply,
-)
+from uirl.parsers.reply import Format, finder, read_reply, write_marked, write_reply
+from uirl.thoughts import END_OF_THOUGHT, next_end_of_thought
 from uirl.types import Action, ToolCall
 
 PLAIN_ARGUMENT = "input"

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from uirl.parsers.base import Tools
 from uirl.parsers.json_calls import MAX_OBJECTS, Unreadable, check_count, write_value
+from uirl.thoughts import END_OF_THOUGHT, Thoughts, end_of_thought, next_end_of_thought
 from uirl.types import Action, ToolCall
 
-_ENDS_OF_THOUGHT = ("</think>", "</thinking>")
-END_OF_THOUGHT = re.compile("|".join(_ENDS_OF_THOUGHT))
-_OPENS_THOUGHT = re.compile(r"\s*<think(?:ing)?>")
 _OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
-_MARKERS = ("</think", "<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+_MARKERS = ("<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
 
 NO_TOOLS: Tools = {}
@@ -46,12 +44,10 @@ class Format:
 def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
     """Return the action in `text`, in linear time; without calls and error where no call begins in it.
 
-    Everything up to a `</think>` or `</thinking>` outside of a call is thought, drafts of calls included, broken ones
-    too. Of a reply without calls only that is thought; of others, all that stands before the first call. A reply that
-    opens a thought and does not close it is thought to its end: it was cut off, or nothing in it was decided.
+    Everything up to the end of a thought (`uirl.thoughts`) outside of a call is thought, drafts of calls included,
+    broken ones too. Of a reply without calls only that is thought; of others, all that stands before the first call.
+    What opens a thought and does not close it is thought to the end: it was cut off, or nothing in it was decided.
     """
-    if never_stops_thinking(text):
-        return Action(text, thought=text)
     try:
         return _walk(form, text, tools)
     except Unreadable as error:
@@ -60,15 +56,23 @@ def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
 
 def _walk(form: Format, text: str, tools: Tools) -> Action:
     calls: list[ToolCall] = []
-    first, end, thought_end = -1, 0, 0
+    thoughts = Thoughts(text)
+    first, end = -1, thoughts.in_words
+    if end < 0:
+        return Action(text, thought=text)
+    thought_end = end
     for _ in range(MAX_OBJECTS + 1):
         position = form.find(text, end, tools)
-        closed = last_end_of_thought(text, end, position if position >= 0 else len(text))
+        closed, end = thoughts.skip(end, position)
         if closed >= 0:
             calls.clear()
             thought_end = closed
-        if position < 0:
+        if end < 0 and not calls and end_of_thought(text) == len(text):
+            return Action(text, thought=text)
+        if position < 0 or end < 0:
             return Action(text, tuple(calls), text_before(text, first if calls else thought_end))
+        if end > position:  # a draft
+            continue
         try:
             found, end = form.read(text, position, tools)
         except Unreadable:
@@ -109,22 +113,6 @@ def text_before(text: str, first: int) -> str:
     return _OPENING.sub("", text[:first]).strip()
 
 
-def never_stops_thinking(text: str) -> bool:
-    """Return whether a reply begins with a thought and never closes it."""
-    return _OPENS_THOUGHT.match(text) is not None and next_end_of_thought(text, 0, len(text)) < 0
-
-
-def last_end_of_thought(text: str, start: int, stop: int) -> int:
-    """Return where the last closing tag of a thought in `text[start:stop]` ends; -1: there is none."""
-    found = [(text.rfind(tag, start, stop), len(tag)) for tag in _ENDS_OF_THOUGHT]
-    return max(at + length if at >= 0 else -1 for at, length in found)
-
-
-def next_end_of_thought(text: str, start: int, stop: int) -> int:
-    """Return where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
-    return first_match(END_OF_THOUGHT, text, start, stop)
-
-
 def first_match(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> int:
     """Return where `pattern` first matches in `text[start:stop]`; -1: nowhere."""
     match = pattern.search(text, start, stop)
@@ -138,10 +126,15 @@ def finder(pattern: re.Pattern[str]) -> Callable[[str, int, Tools], int]:
 
 def write_marked(value: object, *, compact: bool = False) -> str:
     r"""Return `value` as JSON in which no marker of any format is legible: its first character is a \u escape."""
-    text = write_value(value, compact=compact)
+    text = END_OF_THOUGHT.sub(lambda mark: illegible(mark[0]), write_value(value, compact=compact))
     for marker in _MARKERS:
-        text = text.replace(marker, f"\\u{ord(marker[0]):04x}{marker[1:]}")
+        text = text.replace(marker, illegible(marker))
     return text
+
+
+def illegible(marker: str) -> str:
+    r"""Return the letters of a marker as JSON reads them, the first as a \u escape."""
+    return f"\\u{ord(marker[0]):04x}{marker[1:]}"
 
 
 def _as_json(calls: Sequence[ToolCall]) -> str:

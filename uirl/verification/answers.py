@@ -9,6 +9,7 @@ from pydantic import Field
 
 from uirl.runtime.limits import InputError, Limits, clip, read_json
 from uirl.runtime.wire import WireAnswer, WireError
+from uirl.thoughts import split_thought
 from uirl.verification.outcome import Outcome
 
 _LIMITS = Limits(size=2**16, items=2000, depth=8)
@@ -94,12 +95,12 @@ A = TypeVar("A", bound=WireAnswer)
 
 
 def read_answer(model: type[A], text: str) -> A:
-    """Return the answer in a reply: one JSON object, which may follow a thought (`</think>`) or stand in a code fence.
+    """Return the answer in a reply: one JSON object, which may follow a thought or stand in a code fence.
     An object somewhere in other words does not count: it may be quoted from what is judged. Raises WouldNotJudge, and
     ValueError for junk."""
     said = text.strip()
-    if not said.startswith(("{", "```")):  # inside the object `</think>` may be quoted from what is judged
-        said = said.rpartition("</think>")[2].strip()
+    if not said.startswith(("{", "```")):  # inside the object a thought may be quoted from what is judged
+        said = split_thought(said)[1].strip()
     fenced = _FENCED.fullmatch(said)
     try:
         return model.read(read_json(fenced[1] if fenced else said, _LIMITS, "the answer"), "the answer")

@@ -116,7 +116,7 @@ class ToolEnvironment(BaseEnvironment):
         elif action.tool_calls:
             result = await self._execute(action.tool_calls)
         else:
-            result = await self._answer(_without_thought(action))
+            result = await self._answer(Action(text=action.answer, thought=action.thought))
         self.note(result.observation.tool_results)
         return result
 
@@ -253,12 +253,3 @@ def _name_of(action_format: str | ActionParser) -> str:
     if not isinstance(action_format, ActionParser):
         raise ConfigError(f"action_format must be the name of a parser or a parser, got {action_format!r:.60}")
     return f"<{type(action_format).__name__}>"
-
-
-def _without_thought(action: Action) -> Action:
-    """Return the action with the part of its text that is no thought."""
-    text = action.text.strip()
-    thought = action.thought.strip()
-    if not thought or not text.startswith(thought):
-        return action
-    return Action(text=text[len(thought) :].strip(), thought=action.thought)

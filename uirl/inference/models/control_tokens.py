@@ -18,6 +18,7 @@ from typing import Any
 from uirl.errors import EnvironmentFailure
 from uirl.inference.models.loading import LoadedModel
 from uirl.runtime.bounded_cache import BoundedCache
+from uirl.runtime.words import any_of
 
 CACHE_BYTES = 32 * 2**20
 """Of texts and their ids: what environments say again and again."""
@@ -59,7 +60,7 @@ class ControlTokens:
         self._guarded = frozenset(self._ids.values()) - unknown
         self._in_replies = _Finder([word for word in self._words if word in control])
         self._in_content = _Finder(self._words)
-        self._live = re.compile(f"{_MARK}(?P<number>[0-9]{{{_DIGITS}}})|{_any_of(self._words)}")
+        self._live = re.compile(f"{_MARK}(?P<number>[0-9]{{{_DIGITS}}})|{any_of(self._words)}")
         self._apart: _SecretTokenizer | _PieceTokenizer | None = None
         self._encoded: BoundedCache[list[int]] = BoundedCache(CACHE_BYTES)
 
@@ -145,7 +146,7 @@ class _Finder:
     """Finds some words in content, whole, and their halves at its ends."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.pattern = re.compile(_any_of(words))
+        self.pattern = re.compile(any_of(words))
         self._heads = frozenset(word[:n] for word in words for n in range(1, len(word)))
         self._tails = frozenset(word[n:] for word in words for n in range(1, len(word)))
         self._longest = max(map(len, words), default=0)
@@ -215,22 +216,3 @@ class _PieceTokenizer:
 def _secret_tokenizer(tokenizer: Any, words: Sequence[str]) -> _SecretTokenizer | _PieceTokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return _PieceTokenizer(tokenizer, words) if backend is None else _SecretTokenizer(backend, words)
-
-
-def _any_of(words: Iterable[str]) -> str:
-    """Return a pattern for the longest of `words` at a place, in time that does not grow with their number."""
-    tree: dict[str, Any] = {}
-    for word in words:
-        node = tree
-        for letter in word:
-            node = node.setdefault(letter, {})
-        node[""] = {}
-    return _pattern_of(tree) or r"(?!)"
-
-
-def _pattern_of(node: dict[str, Any]) -> str:
-    branches = [re.escape(letter) + _pattern_of(below) for letter, below in sorted(node.items()) if letter]
-    if not branches:
-        return ""
-    text = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
-    return f"(?:{text})?" if "" in node else text
