@@ -29,23 +29,36 @@ def require_room(config: ConfigStore) -> None:
     gpu, memory = memory_here(config)
     if memory is None:
         return
-    config = config.model_copy(deep=True)
-    config.model.dtype = dtype_of(config.model, gpu=gpu)  # type: ignore[assignment]
-    policy = policy_of_shapes(config)
-    where = "GPU" if gpu else "machine"
-    moment = Moment(where, "training", {**states_of(policy, config), **copies_beside(policy, config)}, memory)
+    moment = _kept(config, gpu, memory)
     if moment.fits:
         return
+    where, name = moment.where, config.model.local_path or config.model.model_name
     parts = ", ".join(f"{name} {gib(size)}" for name, size in moment.parts.items() if size)
     raise ConfigError(
-        f"{policy.loaded.name} cannot be trained here: got {parts}, {gib(moment.total)} GiB in all, expected at most "
-        f"the {gib(memory)} GiB of this {where}; {_remedy(config)} `uirl plan` says what would fit"
+        f"{name} cannot be trained here: got {parts}, {gib(moment.total)} GiB in all, expected at most "
+        f"the {gib(memory)} GiB of this {where}; {_remedy(config, gpu, memory)} `uirl plan` says what would fit"
     )
 
 
-def _remedy(config: ConfigStore) -> str:
-    if not config.model.use_lora:
-        return "train adapters alone (model.use_lora=true)."
-    if config.model.dtype == "float32":
-        return "load it in 16 bits (model.dtype=bfloat16)."
-    return "take a smaller model."
+def _kept(config: ConfigStore, gpu: bool, memory: int) -> Moment:
+    """Return what a run keeps for good."""
+    config = config.model_copy(deep=True)
+    config.model.dtype = dtype_of(config.model, gpu=gpu)  # type: ignore[assignment]
+    policy = policy_of_shapes(config)
+    sizes = {**states_of(policy, config), **copies_beside(policy, config)}
+    return Moment("GPU" if gpu else "machine", "training", sizes, memory)
+
+
+def _remedy(config: ConfigStore, gpu: bool, memory: int) -> str:
+    """Return the first changes that make room, tried one on top of the other."""
+    changes: list[str] = []
+    for change in ("model.use_lora=true", "model.dtype=bfloat16", "model.quantization=nf4"):
+        try:
+            changed = config.override([*changes, change])
+        except ConfigError:  # it does not go together with the rest of the config
+            continue
+        changes += [] if changed == config.override(changes) else [change]
+        if _kept(changed, gpu, memory).fits:
+            return f"it fits with: {' '.join(changes)}."
+    tried = f"it does not fit with {' '.join(changes)} either: " if changes else ""
+    return f"{tried}take a smaller model."
