@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.inference.pictures import picture
@@ -9,7 +11,7 @@ from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import ImageStore, Screenshot
 from uirl.inference import ChatRenderer, Message
 from uirl.rollout.conversation import DROPPED_PICTURE, Context, ContextWindow, Conversation, style_of
-from uirl.types import Observation
+from uirl.types import Observation, ToolResult
 
 SHOTS = [ImageStore().put(picture(i)) for i in range(5)]
 
@@ -95,6 +97,46 @@ def test_the_style_of_mai_ui(vlm_chat: ChatRenderer) -> None:
         ("system", "s", 0), ("user", "goal", 0), ("assistant", "reply 0", 0), ("user", "", 1),
         ("assistant", "reply 1", 0), ("user", "told", 0), ("assistant", "reply 2", 0), ("user", "", 0),
     ]  # fmt: skip
+
+
+LARGE, SMALL = "word " * 40, "ok"
+
+
+def seen(number: int, text: str, tool: bool, images: tuple[Screenshot, ...]) -> Observation:
+    words = f"<{number}> {text}"
+    results = (ToolResult("look", result=words),) if tool else ()
+    return Observation("" if tool else words, images, tool_results=results)
+
+
+@pytest.mark.parametrize("style", ["plain", "mai_ui"])
+@pytest.mark.parametrize("tool", [False, True])
+@pytest.mark.parametrize("shots", [0, 1])
+@pytest.mark.parametrize("max_images", [None, 1])
+@pytest.mark.parametrize(
+    "texts",
+    [[LARGE] * 6, [SMALL] * 8, [SMALL, LARGE, SMALL, SMALL, SMALL, LARGE], [LARGE, SMALL, SMALL, LARGE, SMALL, SMALL]],
+)
+def test_a_budget_leaves_the_opening_and_the_newest_at_least(
+    vlm_chat: ChatRenderer, style: str, tool: bool, shots: int, max_images: int | None, texts: list[str]
+) -> None:
+    """Whatever the shapes of the history: what is above the budget is the opening and the newest observation alone, and
+    what is shown beside the opening is the newest of what was seen."""
+    budget = 120
+    talk = Conversation(vlm_chat, ContextWindow(max_images=max_images, token_budget=budget), style_of(style))
+    talk.add(Message("system", "s"))
+    for number, text in enumerate(texts):
+        pictures = (SHOTS[number % len(SHOTS)],) * shots
+        talk.observe(seen(number, text, tool and number > 0, pictures))
+        context = talk.context()
+        joined = "\n".join(message.text for message in context.messages)
+        shown = [int(n) for n in re.findall(r"<(\d+)>", joined)]
+        assert shown == [0, *range(number - len(shown) + 2, number + 1)]
+        assert context.images[len(context.images) - shots :] == pictures
+        if len(context.prompt_ids) > budget:
+            assert shown == [0, number][: number + 1]
+            assert "reply" not in joined
+            assert len(context.images) == shots
+        talk.reply(vlm_chat.demonstration("reply"), "reply", ended=True)
 
 
 def test_half_a_character_is_a_failure_of_the_environment(vlm_chat: ChatRenderer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,8 @@ class ContextWindow:
     max_images: int | None = None
     """The newest so many pictures stay; older ones become a few words, or what the style says. None: all."""
     token_budget: int | None = None
-    """Prompt tokens at most; the oldest exchanges after the first message are left out. None: all."""
+    """Prompt tokens at most; the oldest exchanges after the opening are left out. The opening and what was observed
+    last stay, however long they are. None: all."""
     keep_images: int | None = None
     """Once there are more than `max_images`, the newest so many stay, and those of the newest message as far as
     `max_images` allows: fewer rewritings of the history. None: `max_images`."""
@@ -79,7 +81,9 @@ class Conversation:
     def __init__(self, chat: ChatRenderer, window: ContextWindow, style: MessageStyle = STYLES["plain"]) -> None:
         self._chat = chat
         self._window, self._style = window, style
-        self._messages: list[Message] = []
+        self._opening: list[Message] = []
+        self._exchanges: list[list[Message]] = []
+        """Each a reply and what answered it; of the oldest one the reply may have been left out."""
         self._pending: list[Message] = []
         self._ids: list[int] = []
         self._images: list[Screenshot] = []
@@ -88,7 +92,7 @@ class Conversation:
     @property
     def messages(self) -> tuple[Message, ...]:
         """Everything said so far, as the window has left it."""
-        return (*self._messages, *self._pending)
+        return (*self._shown_messages(), *self._pending)
 
     def add(self, message: Message) -> None:
         """Add a message that the next context shows."""
@@ -109,7 +113,7 @@ class Conversation:
     def context(self) -> Context:
         """Return the prompt for the next reply."""
         new = self._pending
-        self._messages += new
+        (self._exchanges[-1] if self._exchanges else self._opening).extend(new)
         self._pending = []
         shortened = self._drop_pictures()
         if self._ids and self._chat.incremental and not shortened:
@@ -125,15 +129,26 @@ class Conversation:
         """Add what the policy answered. `ended`: the ids close with an end token."""
         self._ids += ids
         self._ended = ended
-        self._messages.append(Message("assistant", text.strip() if self._style.strip_replies else text))
+        self._exchanges.append([Message("assistant", text.strip() if self._style.strip_replies else text)])
 
     def _rewritten(self) -> Context:
-        ids = self._chat.whole(self._messages)
+        ids = self._chat.whole(self._shown_messages())
         while not self._fits(len(ids)) and self._drop_oldest():
-            ids = self._chat.whole(self._messages)
+            ids = self._chat.whole(self._shown_messages())
         self._ids = ids
-        self._images = [image for m in self._messages for image in m.images]
+        self._images = [image for m in self._shown_messages() for image in m.images]
         return self._shown(tuple(ids), tuple(self._images), starts_segment=True)
+
+    def _shown_messages(self) -> list[Message]:
+        """Return the history. What answered a reply that was left out goes on in the opening: roles alternate."""
+        exchanges = [message for exchange in self._exchanges for message in exchange]
+        answers = list(itertools.takewhile(lambda message: message.role != "assistant", exchanges))
+        if not answers:
+            return [*self._opening, *exchanges]
+        said = self._opening[-1:] if self._opening and self._opening[-1].role == "user" else []
+        words = "\n".join(filter(None, [m.text for m in (*said, *answers)]))
+        joined = Message("user", words, tuple(image for m in (*said, *answers) for image in m.images))
+        return [*self._opening[: len(self._opening) - len(said)], joined, *exchanges[len(answers) :]]
 
     def _shown(self, new_ids: tuple[int, ...], new_images: tuple[Screenshot, ...], *, starts_segment: bool) -> Context:
         return Context(
@@ -142,7 +157,7 @@ class Conversation:
             new_ids=new_ids,
             new_images=new_images,
             starts_segment=starts_segment,
-            messages=tuple(self._messages),
+            messages=tuple(self._shown_messages()),
             pictures=self._chat.transforms(new_images),  # now, while the pictures are still encoded
         )
 
@@ -154,35 +169,38 @@ class Conversation:
         limit = self._window.max_images
         if limit is None:
             return False
-        shown = sum(len(m.images) for m in self._messages)
-        changed = shown > limit
-        newest = next((len(m.images) for m in reversed(self._messages) if m.images), 0)
+        messages = self._shown_messages()
+        shown = sum(len(m.images) for m in messages)
+        newest = next((len(m.images) for m in reversed(messages) if m.images), 0)
         kept = max(self._window.keep_images or limit, min(limit, newest))
-        excess = shown - kept if changed else 0
-        left: list[Message] = []
-        for message in self._messages:
-            gone = min(excess, len(message.images))
-            excess -= gone
-            if gone:
-                words = "\n".join(filter(None, [message.text, *[self._style.dropped] * gone]))
-                message = replace(message, text=words, images=message.images[gone:])
-            if not gone or message.text or message.images:
-                left.append(message)
-        self._messages = left
-        return changed
+        if shown > limit:
+            self._drop_first_pictures(shown - kept)
+        return shown > limit
+
+    def _drop_first_pictures(self, count: int) -> None:
+        """Replace the oldest `count` pictures by words, or by nothing."""
+        for part in (self._opening, *self._exchanges):
+            left: list[Message] = []
+            for message in part:
+                gone = min(count, len(message.images))
+                count -= gone
+                if gone:
+                    words = "\n".join(filter(None, [message.text, *[self._style.dropped] * gone]))
+                    message = replace(message, text=words, images=message.images[gone:])
+                if not gone or message.text or message.images:
+                    left.append(message)
+            part[:] = left
 
     def _drop_oldest(self) -> bool:
-        """Leave out the oldest exchange after the opening one, at last the opening reply; False: nothing is left to
-        leave out."""
-        replies = [i for i, message in enumerate(self._messages) if message.role == "assistant"]
-        if len(replies) >= 2:
-            del self._messages[replies[0] : replies[1]]  # a reply goes with what answered it
+        """Leave out the oldest exchange after the opening, of the newest one the reply and the pictures of the opening;
+        False: the opening and what was observed last are all there is."""
+        if len(self._exchanges) > 1:
+            del self._exchanges[0]  # a reply goes with what answered it
             return True
-        if not replies:
+        if not any(message.role == "assistant" for message in itertools.chain(*self._exchanges)):
             return False
-        opening, answers = self._messages[replies[0] - 1], self._messages[replies[0] + 1 :]
-        words = "\n".join(filter(None, [opening.text, *[m.text for m in answers]]))
-        self._messages[replies[0] - 1 :] = [Message("user", words, tuple(image for m in answers for image in m.images))]
+        self._drop_first_pictures(sum(len(message.images) for message in self._opening))
+        del self._exchanges[0][0]
         return True
 
 

@@ -35,7 +35,8 @@ class RolloutConfig(Section):
     `keep_images` and `max_images`; None: `max_images`. Fewer: fewer training sequences, in which each picture stands
     less often. 12 turns are 4 sequences with 18 pictures at `max_images: 5, keep_images: 3`, else 8 with 40."""
     token_budget: Count | None = None
-    """Maximum number of history tokens that a generation sees; the oldest turns are dropped first; None: no limit."""
+    """Maximum number of history tokens that a generation sees; the oldest turns are dropped first, and the opening and
+    the newest observation stay; None: no limit."""
     retries: Index = 2
     """How often a failed episode (environment, engine, judge, time-out) is played again before its group shrinks."""
     group_repair: Literal["retry", "shrink"] = "retry"
