@@ -6,12 +6,13 @@ Values are text, and what they mean is the schema's business: see `typed`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uirl.parsers.base import Tools
 from uirl.parsers.json_calls import MAX_OBJECTS, Unreadable, check_count, check_plain, read_value, write_value
 from uirl.parsers.reply import illegible
+from uirl.runtime.json_schema import ANY, names_properties, property_of, types_of
 from uirl.thoughts import END_OF_THOUGHT
 from uirl.types import ToolCall
 
@@ -35,6 +36,7 @@ _HOLDS: Mapping[str, tuple[type, ...]] = {
     "number": (int, float),
     "object": (dict,),
     "array": (list,),
+    ANY: (dict, list),
 }
 
 
@@ -54,25 +56,26 @@ def read_functions(text: str, position: int, tools: Tools) -> tuple[list[ToolCal
 def write_function(call: ToolCall, tools: Tools) -> str:
     """Return the call as Qwen's chat template writes it; values that would read as others are JSON."""
     arguments = "".join(
-        f"<parameter={name}>\n{_write_value(value, _schema_of(tools, call.name, name))}\n</parameter>\n"
+        f"<parameter={name}>\n{_write_value(value, _kinds_of(tools, call.name, name))}\n</parameter>\n"
         for name, value in call.arguments.items()
     )
     return f"<function={call.name}>\n{arguments}</function>"
 
 
-def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
-    """Return the value that `text` is for an argument of that JSON schema; None: there is no schema.
+def typed(text: str, kinds: Sequence[str] | None) -> Any:
+    """Return the value that `text` is for an argument of one of these JSON types; None: there is no schema.
 
     Without one it is JSON where it is JSON, else text, as in transformers' response schema of Qwen3. With one it is of
-    the first of the schema's types that it can be, text where it can be none: the environment then says what is wrong.
+    the first of the types that it can be, text where it can be none: the environment then says what is wrong. Of an
+    argument whose schema leaves the type open (`ANY`) an object and an array are JSON.
     """
-    if schema is None:
+    if kinds is None:
         return _as_json(text, text)
-    kinds = tuple(dict.fromkeys(_kinds(schema)))
+    kinds = [_kind(word) for word in kinds]
     word = text.strip().lower()
     if "null" in kinds and word in _NULLS:
         return None
-    value = None if kinds[:1] == ("string",) else _as_json(text, None)
+    value = None if kinds[:1] == ["string"] else _as_json(text, None)
     for kind in kinds:
         if kind == "string":
             return text
@@ -80,7 +83,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
             return word == "true"
         if type(value) in _HOLDS.get(kind, ()):
             return value
-    return value if isinstance(value, (dict, list)) and not kinds else text
+    return text
 
 
 def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, int]:
@@ -100,7 +103,7 @@ def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, in
             got = f"got {text[end : end + 24]!r}" if end < len(text) else "the reply ends"
             raise Unreadable(f"{_EXPECTED}; in {name[:40]!r} {got}")
         value, end = _read_text(text, parameter.end())
-        arguments[parameter[1]] = typed(value, _schema_of(tools, name, parameter[1]))
+        arguments[parameter[1]] = typed(value, _kinds_of(tools, name, parameter[1]))
     raise Unreadable(f"more than {MAX_OBJECTS} parameters in one call; expected fewer")
 
 
@@ -117,25 +120,17 @@ def _read_text(text: str, start: int) -> tuple[str, int]:
     return value.removeprefix("\n").removesuffix("\n"), stop.end()
 
 
-def _schema_of(tools: Tools, tool: str, argument: str) -> Mapping[str, Any] | None:
-    """Return the schema of an argument; None: the tool or its schema is not known. An argument it lacks is text."""
-    properties = tools.get(tool, {}).get("properties")
-    if not isinstance(properties, Mapping):
-        return None
-    schema = properties.get(argument, {"type": "string"})
-    return schema if isinstance(schema, Mapping) else {}
+def _kinds_of(tools: Tools, tool: str, argument: str) -> Sequence[str] | None:
+    """Return the types of an argument; None: the tool or its schema is not known. An argument it lacks is text."""
+    parameters = tools.get(tool, {})
+    schema = property_of(parameters, argument)
+    if schema is None:
+        return None if not names_properties(parameters) else ("string",)
+    return types_of(schema, parameters)
 
 
-def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the types that a schema names, in its order."""
-    named = schema.get("type", ())
-    for word in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
-        yield next((kind for start, kind in _KINDS.items() if str(word).lower().startswith(start)), "")
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key, ())
-        for option in options if isinstance(options, list) else []:
-            if isinstance(option, Mapping) and "type" in option:
-                yield from _kinds({"type": option["type"]})
+def _kind(word: str) -> str:
+    return next((kind for start, kind in _KINDS.items() if word.lower().startswith(start)), word)
 
 
 def _as_json(text: str, default: Any) -> Any:
@@ -147,8 +142,8 @@ def _as_json(text: str, default: Any) -> Any:
     return default if text[end:].strip() else value
 
 
-def _write_value(value: Any, schema: Mapping[str, Any] | None) -> str:
-    if isinstance(value, str) and typed(value, schema) == value and not _END_OF_VALUE.search(f"\n{value}"):
+def _write_value(value: Any, kinds: Sequence[str] | None) -> str:
+    if isinstance(value, str) and typed(value, kinds) == value and not _END_OF_VALUE.search(f"\n{value}"):
         return value
     written = END_OF_THOUGHT.sub(lambda mark: illegible(mark[0]), write_value(value, compact=False))
     return written.replace("<", illegible("<"))

@@ -13,6 +13,7 @@ from jsonschema import SchemaError, ValidationError
 from referencing.exceptions import Unresolvable
 
 from uirl.errors import ConfigError, ContractError, did_you_mean
+from uirl.runtime.json_schema import ANY, types_of, without_null
 from uirl.runtime.limits import InputError, LimitError, Limits, as_plain, check_plain, clip, sample, shown
 from uirl.tools.schema import check_schema, errors_of, validator_of
 from uirl.tools.signature import CallSignature
@@ -85,7 +86,7 @@ class ToolDefinition:
         """Return the definition for a system prompt: `- name(argument: type, ...): description`."""
         properties, required = self.parameters.get("properties", {}), self.parameters.get("required", ())
         arguments = ", ".join(
-            f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
+            f"{name}: {_type_of(schema, self.parameters)}" + ("" if name in required else " (optional)")
             for name, schema in properties.items()
         )
         words = self.description.strip().replace("\n", "\n  ")
@@ -132,7 +133,7 @@ class ToolDefinition:
                 f"the schema of tool {self.name!r} refers to what it does not hold: {error}; inline its definitions"
             ) from error
         for misfit in errors:
-            yield from _explain(misfit, self.parameters.get("properties", {}))
+            yield from _explain(misfit, self.parameters)
 
     def _check_parameters(self) -> None:
         what = f"the parameters of tool {self.name!r}"
@@ -153,7 +154,7 @@ class ToolDefinition:
         object.__setattr__(self, "parameters", plain)
 
 
-def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[_Problem]:
+def _explain(error: ValidationError, root: Mapping[str, Any]) -> Iterator[_Problem]:
     """Return the mistakes in one error of the validator, to be put in words where they are told."""
     if error.validator in ("additionalProperties", "unevaluatedProperties"):
         expected = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
@@ -162,23 +163,24 @@ def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[
         for name in sorted(map(str, set(error.instance) - set(expected))):
             yield partial(_unknown, where, name, expected)
     else:
-        yield partial(_in_words, error, properties)
+        yield partial(_in_words, error, root)
 
 
 def _unknown(what: str, name: str, expected: Mapping[str, Any]) -> str:
     return f"{what} {name[:40]!r}; " + (did_you_mean(name, expected) if expected else "it takes none")
 
 
-def _in_words(error: ValidationError, properties: Mapping[str, Any]) -> str:
+def _in_words(error: ValidationError, root: Mapping[str, Any]) -> str:
+    properties = root.get("properties", {})
     path = _path(error)
     where = f"argument {path!r}: " if path else ""
     if error.validator == "required":
         # jsonschema reports every missing name by an error of its own, and the name only in its message.
         name = next(name for name in error.validator_value if error.message.startswith(repr(name)))
-        kind = f" ({_expected(properties[name])})" if not path and name in properties else ""
+        kind = f" ({_expected(properties[name], root)})" if not path and name in properties else ""
         return f"{where}missing {name!r}{kind}" if path else f"missing argument {name!r}{kind}"
     if error.validator in ("type", "enum", "const", "anyOf", "oneOf"):
-        return f"{where}got {_shown(error.instance)}, expected {_expected(error.schema)}"
+        return f"{where}got {_shown(error.instance)}, expected {_expected(error.schema, root)}"
     return f"{where}got {_shown(error.instance)}, expected {error.validator} {_short(error.validator_value)}"
 
 
@@ -189,8 +191,8 @@ def _path(error: ValidationError) -> str:
     return path
 
 
-def _expected(schema: Any) -> str:
-    """Return a schema in a few words."""
+def _expected(schema: Any, root: Mapping[str, Any]) -> str:
+    """Return a schema, a part of `root`, in a few words."""
     if not isinstance(schema, Mapping):
         return "nothing"
     if "enum" in schema:
@@ -199,9 +201,9 @@ def _expected(schema: Any) -> str:
         return _short(schema["const"])
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(_expected(option) for option in schema[key][:8])
-    kind = schema.get("type", "another value")
-    return kind if isinstance(kind, str) else " or ".join(kind)
+            return " or ".join(_expected(option, root) for option in schema[key][:8])
+    kinds = types_of(schema, root)
+    return "another value" if ANY in kinds else " or ".join(kinds)
 
 
 def _shown(value: Any) -> str:
@@ -217,12 +219,13 @@ def _short(value: Any) -> str:
     return clip(text)
 
 
-def _type_of(schema: Any) -> str:
-    if "enum" in schema:
-        return " | ".join(repr(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " | ".join(_type_of(option) for option in schema["anyOf"])
-    kind = schema.get("type", "any")
-    if kind == "array" and isinstance(schema.get("items"), dict):
-        return f"list of {_type_of(schema['items'])}"
-    return kind if isinstance(kind, str) else " | ".join(kind)
+def _type_of(schema: Any, root: Mapping[str, Any]) -> str:
+    one = without_null(schema, root)
+    kinds = types_of(schema, root)
+    if "enum" in one:
+        words = [repr(value) for value in one["enum"]]
+    elif "array" in kinds and isinstance(one.get("items"), Mapping):
+        words = [f"list of {_type_of(one['items'], root)}"]
+    else:
+        words = [kind for kind in kinds if kind != "null"]
+    return " | ".join([*words, *(["null"] if "null" in kinds and None not in one.get("enum", ()) else [])])

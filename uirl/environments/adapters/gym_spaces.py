@@ -17,6 +17,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
 from uirl.errors import ConfigError, ContractError
+from uirl.runtime.json_schema import without_null
 from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, ToolCall
@@ -155,7 +156,7 @@ def _arguments(function: ToolDefinition) -> list[tuple[str, Mapping[str, Any], b
     """(Name, schema, whether it has to be given) of every argument."""
     required = set(function.parameters.get("required", ()))
     properties = function.parameters.get("properties", {})
-    return [(name, schema, name in required) for name, schema in properties.items()]
+    return [(name, without_null(schema, function.parameters), name in required) for name, schema in properties.items()]
 
 
 def _function(function: ToolDefinition, max_length: int) -> tuple[spaces.Space[Any], Reader]:

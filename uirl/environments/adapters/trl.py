@@ -16,6 +16,7 @@ from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, envir
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import screenshot
+from uirl.runtime.json_schema import types_of, without_null
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Observation, Task
 
@@ -209,7 +210,7 @@ def _method(definition: ToolDefinition) -> Callable[..., Any]:
     def method(self: TRLEnvironment, *positional: Any, **arguments: Any) -> Any:
         return self._call(name, dict(zip(ordered, positional, strict=False)) | arguments)
 
-    hints = {argument: _hint(properties[argument]) for argument in ordered}
+    hints = {argument: _hint(properties[argument], definition.parameters) for argument in ordered}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     for argument in ordered:
         default = Parameter.empty if argument in required else None
@@ -242,12 +243,16 @@ def _describe(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}."
 
 
-def _hint(schema: Mapping[str, Any]) -> Any:
-    """Return a type hint with the same JSON form."""
-    if "enum" in schema:
-        return Literal[tuple(schema["enum"])]
-    kinds = schema.get("type")
-    if isinstance(kinds, str) and kinds == "array" and isinstance(schema.get("items"), Mapping):
-        return list[_hint(schema["items"])]  # type: ignore[misc]
-    found = [_HINTS[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds or ()) if kind in _HINTS]
+def _hint(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a type hint with the same JSON form as `schema`, a part of `root`."""
+    one = without_null(schema, root)
+    found: list[Any]
+    if "enum" in one:
+        found = [Literal[tuple(one["enum"])]]
+    elif one.get("type") == "array" and isinstance(one.get("items"), Mapping):
+        found = [list[_hint(one["items"], root)]]  # type: ignore[misc]
+    else:
+        found = [_HINTS[kind] for kind in types_of(one, root) if kind in _HINTS]
+    if found and "null" in types_of(schema, root):
+        found.append(None)
     return reduce(or_, found) if found else Any

@@ -16,6 +16,7 @@ from uirl.environments.remote.protocol.openenv_tools import read_tool_answer, ta
 from uirl.environments.remote.protocol.wire import from_base64, plain
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot, screenshot
+from uirl.runtime.json_schema import ANY, types_of
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError
 from uirl.types import Action, Observation, ToolCall
@@ -103,17 +104,8 @@ def _names(field: str, schema: Mapping[str, Any]) -> bool:
 
 def _takes_text(about: Any, schema: Mapping[str, Any], *, unknown: bool = False) -> bool:
     """Return whether a field takes a text; `unknown`: what is said where its schema leaves that open."""
-    kinds = [about, *about.get("anyOf", ())] if isinstance(about, Mapping) else []
-    declared = [_resolved(kind, schema).get("type") for kind in kinds if isinstance(kind, Mapping)]
-    types = [kind for kind in declared if kind is not None]
-    return "string" in types if types else unknown
-
-
-def _resolved(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a reference into the same schema names."""
-    name = str(kind.get("$ref", "")).rpartition("#/$defs/")[2]
-    found = schema.get("$defs", {}).get(name, kind) if name else kind
-    return found if isinstance(found, Mapping) else kind
+    types = types_of(about, schema)
+    return unknown if ANY in types else "string" in types
 
 
 def read_frame(data: Any, where: str, call: ToolCall | None = None) -> Frame:
@@ -171,7 +163,6 @@ def _pictures(value: Any, name: str) -> list[Screenshot]:
     import numpy as np
 
     try:
-        array = np.asarray(value, dtype=np.uint8)
-        return [screenshot(array)]
+        return [screenshot(np.asarray(value))]
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"{name} is no picture: {error}") from None
