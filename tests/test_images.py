@@ -115,3 +115,134 @@ def test_a_small_picture_that_was_drawn_is_not_decoded_and_has_its_own_pixels() 
 def test_a_small_picture_of_any_kind_reads_back_as_its_bytes_do(mode: str) -> None:
     shot = screenshot(Image.new("RGB", (4, 4), (200, 100, 50)).convert(mode))
     assert shot.open().tobytes() == Image.open(io.BytesIO(shot.data)).convert("RGB").tobytes()
+
+
+GREY = (128, 128, 128)
+
+
+def encoded(picture: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, format=format, **options)
+    return buffer.getvalue()
+
+
+def with_colours(mode: str, colour: object, **info: object) -> Image.Image:
+    picture = Image.new(mode, (6, 4), colour)
+    picture.info.update(info)
+    return picture
+
+
+def palette_with_hole() -> Image.Image:
+    picture = Image.new("RGB", (6, 4), "black").convert("P")
+    picture.info["transparency"] = picture.getpixel((0, 0))
+    return picture
+
+
+def in_the_palette() -> Image.Image:
+    picture = Image.new("P", (6, 4), 1)
+    picture.putpalette([0, 0, 0, *GREY])
+    return picture
+
+
+PICTURES: dict[str, tuple[Image.Image, tuple[int, int, int]]] = {
+    "RGB": (with_colours("RGB", (10, 20, 30)), (10, 20, 30)),
+    "L": (with_colours("L", 128), GREY),
+    "1": (with_colours("1", 1), (255, 255, 255)),
+    "P": (in_the_palette(), GREY),
+    "P with a hole": (palette_with_hole(), (255, 255, 255)),
+    "RGB with a hole": (with_colours("RGB", (0, 0, 0), transparency=(0, 0, 0)), (255, 255, 255)),
+    "RGBA": (with_colours("RGBA", (0, 0, 0, 0)), (255, 255, 255)),
+    "half RGBA": (with_colours("RGBA", (0, 0, 0, 127)), GREY),
+    "LA": (with_colours("LA", (0, 0)), (255, 255, 255)),
+    "I;16": (Image.fromarray(np.full((4, 6), 128 * 257, np.uint16)), GREY),
+}
+DRAWN = {
+    "I": (with_colours("I", 128), GREY),
+    "F": (with_colours("F", 128 / 255), GREY),
+    "CMYK": (with_colours("CMYK", (0, 0, 0, 127)), GREY),
+    "PA": (with_colours("PA", (0, 0)), (255, 255, 255)),
+}
+
+
+@pytest.mark.parametrize("kind", [*PICTURES, *DRAWN])
+def test_a_picture_of_any_kind_is_seen_as_a_person_sees_it(kind: str) -> None:
+    picture, colour = (PICTURES | DRAWN)[kind]
+    shots = [screenshot(picture)]
+    if kind in PICTURES:
+        shots += [screenshot(encoded(picture)), Screenshot(encoded(picture))]
+    for shot in shots:
+        assert (shot.open().mode, shot.open().getcolors()) == ("RGB", [(24, colour)])
+        # what goes to a server that decodes for itself
+        there = Image.open(io.BytesIO(shot.plain()))
+        assert there.mode in ("1", "L", "P", "RGB")
+        assert there.convert("RGB").tobytes() == shot.open().tobytes()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_a_picture_stands_upright(format: str, orientation: int) -> None:
+    """A phone turns nothing: it writes how it was held."""
+    upright = Image.new("RGB", (64, 32), "red")
+    upright.paste("blue", (0, 0, 32, 16))
+    turns = Image.Transpose
+    stored = upright if orientation == 1 else upright.transpose({
+        2: turns.FLIP_LEFT_RIGHT, 3: turns.ROTATE_180, 4: turns.FLIP_TOP_BOTTOM, 5: turns.TRANSPOSE,
+        6: turns.ROTATE_90, 7: turns.TRANSVERSE, 8: turns.ROTATE_270,
+    }[orientation])  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(stored, format, exif=exif, quality=100) if format != "PNG" else encoded(stored, exif=exif)
+    for shot in (Screenshot(data), screenshot(Image.open(io.BytesIO(data)))):
+        assert shot.read_size() == shot.open().size == (64, 32)
+        red, _, blue = shot.open().getpixel((8, 8))  # type: ignore[misc]
+        assert red < 60 < 200 < blue
+        assert Image.open(io.BytesIO(shot.plain())).size == (64, 32)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.full((4, 6), 128, np.uint8),
+        np.full((4, 6, 1), 128, np.uint8),
+        np.full((4, 6, 3), 128, np.uint8),
+        np.full((3, 4, 6), 128, np.uint8),
+        np.full((1, 4, 6), 128, np.int64),
+        np.full((4, 6, 3), 128, np.int64),
+        np.full((4, 6, 3), 128 / 255, np.float32),
+        np.full((3, 4, 6), 128 / 255, np.float64),
+        np.dstack([np.zeros((4, 6, 3), np.uint8), np.full((4, 6), 127, np.uint8)]),
+    ],
+)
+def test_arrays_of_any_layout_are_pictures(array: np.ndarray) -> None:
+    assert screenshot(array).open().getcolors() == [(24, GREY)]
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.full((4, 6, 3), 128.0), r"floats from 0 to 1, got float64 \(4, 6, 3\) from 128.0 to 128.0"),
+        (np.full((4, 6, 3), np.nan), "from nan to nan"),
+        (np.full((4, 6, 3), -1), "from -1 to -1"),
+        (np.full((4, 6), 4000, np.uint16), "uint16"),
+        (np.zeros((4, 6, 5), np.uint8), "up to 4 channels"),
+        (np.zeros((2, 4, 6, 3), np.uint8), "up to 4 channels"),
+        (np.zeros((0, 6, 3), np.uint8), "up to 4 channels"),
+        (np.full((4, 6, 3), "x"), "image arrays"),
+        (with_colours("I", 70000), "from 70000 to 70000"),
+        (with_colours("F", 200.0), "from 200.0 to 200.0"),
+    ],
+)
+def test_numbers_that_are_no_colours_are_refused(array: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        screenshot(array)
+
+
+def test_of_an_animation_the_first_frame_is_seen() -> None:
+    frames = [Image.new("RGB", (6, 4), colour) for colour in ((9, 8, 7), (1, 2, 3))]
+    for format in ("PNG", "WEBP"):
+        options = {"lossless": True} if format == "WEBP" else {}
+        shot = Screenshot(encoded(frames[0], format, save_all=True, append_images=frames[1:], **options))
+        assert shot.open().getcolors() == [(24, (9, 8, 7))]
+        assert getattr(Image.open(io.BytesIO(shot.plain())), "n_frames", 1) == 1
+    with pytest.raises(ValueError, match="is no PNG, JPEG or WEBP"):
+        Screenshot(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])).open()

@@ -27,6 +27,10 @@ ROOM = 1024**3
 """Bytes of encoded pictures that an `ImageStore` keeps where nobody needs them."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 """What is decoded. Others have decoders that start programs (EPS: Ghostscript) or that nobody here needs."""
+CHANNELS = (1, 2, 3, 4)
+"""Of an array: grey, grey and opacity, RGB, RGBA."""
+ORIENTATION, FIRST_ON_ITS_SIDE = 0x0112, 5
+"""The tag of EXIF that says how to turn a picture, and its first value with width and height exchanged."""
 SMALL = 128 * 128
 """Pixels of a picture up to which reading and writing PNG takes longer than to draw it."""
 _KEPT = 32 * 2**20
@@ -48,7 +52,8 @@ class Screenshot:
             object.__setattr__(self, "hash", hashlib.sha256(self.data).hexdigest()[:32])
 
     def open(self) -> Image:
-        """Return the picture as an RGB PIL image.
+        """Return the picture as an RGB PIL image, as a person sees it: turned as its EXIF says, on white where it is
+        transparent, of 16 bits the upper 8, of an animation the first frame.
 
         Raises InputError (a ValueError) where the bytes are no whole picture of `FORMATS`, and LimitError before
         anything is decoded where the header says more than `limits.MAX_PIXELS`.
@@ -58,12 +63,31 @@ class Screenshot:
             from PIL import Image as PILImage
 
             return PILImage.frombytes("RGB", *known)
-        return _read(self, lambda picture: picture.convert("RGB"))
+        return _read(self, as_rgb)
 
     def read_size(self) -> tuple[int, int]:
         """Return width and height in pixels, as the header says. Raises as `open` does for the header alone."""
         known = _DECODED.find(self.hash)
-        return _read(self, lambda picture: picture.size) if known is None else known[0]
+        return _read(self, self._size) if known is None else known[0]
+
+    def plain(self) -> bytes:
+        """Return bytes of the picture that every program decodes to what `open` returns: its own, or a new PNG where
+        programs differ. Raises as `open` does."""
+        known = _DECODED.find(self.hash)
+        return self.data if known is not None or _read(self, self._is_plain) else _encoded(self.open()).data
+
+    def _size(self, picture: Image) -> tuple[int, int]:
+        width, height = picture.size
+        return (height, width) if self._orientation(picture) >= FIRST_ON_ITS_SIDE else (width, height)
+
+    def _is_plain(self, picture: Image) -> bool:
+        still = picture.mode in ("1", "L", "P", "RGB") and getattr(picture, "n_frames", 1) == 1
+        return still and not picture.has_transparency_data and self._orientation(picture) == 1
+
+    def _orientation(self, picture: Image) -> int:
+        # asked for what it says, a PNG is decoded first
+        marked = any(mark in self.data for mark in (b"Exif", b"EXIF", b"eXIf", b"exif", b"tiff:Orientation"))
+        return int(picture.getexif().get(ORIENTATION, 1)) if marked else 1
 
 
 def _read(image: Screenshot, read: Callable[[Any], T]) -> T:
@@ -89,9 +113,58 @@ def _read(image: Screenshot, read: Callable[[Any], T]) -> T:
         raise InputError(f"{where} ({len(image.data)} bytes) cannot be decoded: {clip(problem, 120)}") from error
 
 
+def as_rgb(picture: Image) -> Image:
+    """Return a PIL image in RGB, as a person sees it: see `Screenshot.open`. Raises InputError (a ValueError) for
+    numbers that are no colours."""
+    from PIL import Image as PILImage
+    from PIL import ImageOps
+
+    if picture.getexif().get(ORIENTATION, 1) != 1:
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):
+        import numpy as np
+
+        return PILImage.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        import numpy as np
+
+        return _of_array(np.asarray(picture)).convert("RGB")
+    if picture.has_transparency_data:
+        seen = picture.convert("RGBA")
+        return PILImage.alpha_composite(PILImage.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _of_array(array: Any) -> Image:
+    """Return the picture in an array [H, W] or [H, W, C] or [C, H, W], C up to 4: of numbers from 0 to 255, of floats
+    from 0 to 1, or of booleans. Raises InputError for others."""
+    import numpy as np
+    from PIL import Image as PILImage
+
+    kind = f"{array.dtype} {array.shape}"
+    if array.ndim == 3 and array.shape[2] not in CHANNELS and array.shape[0] in CHANNELS:
+        array = np.moveaxis(array, 0, 2)
+    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in CHANNELS)
+    if not fits or array.size == 0 or array.dtype.kind not in "biuf":
+        raise InputError(
+            f"image arrays must be [H, W], [H, W, C] or [C, H, W] with up to 4 channels of numbers, got {kind}"
+        )
+    low, high = array.min(), array.max()
+    highest = 1 if array.dtype.kind in "fb" else 255
+    if not 0 <= low <= high <= highest:
+        raise InputError(
+            f"image arrays must be uint8 (0 to 255) or floats from 0 to 1, got {kind} from {low} to {high}; scale it"
+        )
+    if highest == 1:
+        array = np.rint(array * 255.0)
+    array = np.ascontiguousarray(array, dtype=np.uint8)
+    return PILImage.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
+
+
 def screenshot(picture: Any) -> Screenshot:
-    """Return a `Screenshot` of what an environment handed over: PIL image, encoded bytes, uint8 array [H, W, 3 or 1]
-    or a screenshot. Raises TypeError for anything else."""
+    """Return a `Screenshot` of what an environment handed over: PIL image, encoded bytes, array [H, W, C] of uint8 or
+    of floats from 0 to 1, or a screenshot. Raises TypeError for anything else, and InputError (a ValueError) for
+    numbers that are no colours."""
     if isinstance(picture, Screenshot):
         return picture
     if isinstance(picture, (bytes, bytearray)):
@@ -102,13 +175,10 @@ def screenshot(picture: Any) -> Screenshot:
     if not isinstance(picture, PILImage.Image) and hasattr(picture, "__array_interface__"):
         import numpy as np
 
-        array = np.asarray(picture)
-        if array.dtype != np.uint8 or array.ndim not in (2, 3):
-            raise TypeError(f"image arrays must be uint8 [H, W] or [H, W, C], got {array.dtype} {array.shape}")
-        picture = PILImage.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
+        picture = _of_array(np.asarray(picture))
     if not isinstance(picture, PILImage.Image):
-        raise TypeError(f"an image must be PIL, bytes or a uint8 array, got {type(picture).__name__}")
-    drawn = picture.convert("RGB")
+        raise TypeError(f"an image must be PIL, bytes or an array, got {type(picture).__name__}")
+    drawn = as_rgb(picture)
     if drawn.width * drawn.height > SMALL:
         return _encoded(drawn)
     pixels = (drawn.size, drawn.tobytes())
@@ -128,7 +198,10 @@ def is_picture(value: Any) -> bool:
     if isinstance(value, (Screenshot, bytes, bytearray)):
         return True
     array = getattr(value, "__array_interface__", None)  # PIL images have one too
-    return array is not None and array["typestr"] == "|u1" and len(array["shape"]) in (2, 3)
+    if array is None:
+        return False
+    of_colours = array["typestr"][1] == "f" and len(array["shape"]) == 3 and array["shape"][2] in (3, 4)
+    return of_colours or (array["typestr"] == "|u1" and len(array["shape"]) in (2, 3))
 
 
 class ImageStore:

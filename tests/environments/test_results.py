@@ -125,7 +125,7 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     (({"images": RED}, 0.5, False, {}), "as 'images'"),
     ((np.zeros((4, 3), np.float32), 0.5, False, {}), "uint8"),
     ((b"no picture", 0.5, False, {}), "cannot be used"),
-    ((Observation("a", ("no picture",)), 0.5, False, {}), "must be PIL, bytes or a uint8 array, got str"),
+    ((Observation("a", ("no picture",)), 0.5, False, {}), "must be PIL, bytes or an array, got str"),
 ]
 
 

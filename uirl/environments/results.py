@@ -127,8 +127,8 @@ def _read_image(value: Any, where: str) -> Screenshot:
             image.read_size()
     except (TypeError, ValueError, OSError) as error:
         raise EnvironmentFailure(
-            f"{where} returned an image that cannot be used: {error}; expected a PIL image, a uint8 array [H, W, 3], "
-            "or the bytes of a PNG, JPEG or WEBP"
+            f"{where} returned an image that cannot be used: {error}; expected a PIL image, an array [H, W, 3] of "
+            "uint8 or of floats from 0 to 1, or the bytes of a PNG, JPEG or WEBP"
         ) from error
     return image
 

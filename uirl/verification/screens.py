@@ -93,7 +93,7 @@ def shown_at(screen: Screen, size: int, counts: ScreenCounts) -> bytes | None:
         width, height = screen.image.read_size()
         if max(width, height) <= size and len(screen.image.data) <= MOST_BYTES:
             screen.image.open()  # what cannot be decoded is not sent on
-            return screen.image.data
+            return screen.image.plain()
         picture = screen.image.open()
     except InputError:
         counts.missing += 1

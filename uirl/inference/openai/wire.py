@@ -85,8 +85,8 @@ def write_call(name: str, arguments: Any) -> str:
 
 
 def data_url(data: bytes) -> str:
-    """Write a picture, the bytes of a PNG or JPEG file, as a URL that holds it."""
-    kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
+    """Write a picture, the bytes of a PNG, JPEG or WEBP file, as a URL that holds it."""
+    kind = "jpeg" if data[:2] == b"\xff\xd8" else "webp" if data[8:12] == b"WEBP" else "png"
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -146,7 +146,7 @@ def _content(message: Message, as_parts: bool) -> str | list[ChatCompletionConte
         return message.text
     parts: list[ChatCompletionContentPartParam] = []
     for image in message.images:
-        parts.append({"type": "image_url", "image_url": {"url": data_url(image.data)}})
+        parts.append({"type": "image_url", "image_url": {"url": data_url(image.plain())}})
     if message.text or not parts:
         parts.append({"type": "text", "text": message.text})
     return parts

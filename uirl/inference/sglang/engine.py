@@ -223,7 +223,7 @@ class SGLangInferenceEngine(InferenceEngine):
         if request.images:
             vision = self.loaded.vision_for(request.images)
             body["input_ids"] = vision.one_placeholder_each(request.prompt_ids, request.images)
-            body["image_data"] = [data_url(image.data) for image in request.images]
+            body["image_data"] = [data_url(image.plain()) for image in request.images]
             body["return_prompt_token_ids"] = True
         return body
 

@@ -25,11 +25,11 @@ def media_type(data: bytes) -> str:
 
 
 def as_png(image: Screenshot) -> bytes:
-    """Return the picture as PNG; the same bytes where it is one. Raises EnvironmentFailure for what is no picture."""
-    if media_type(image.data) == "image/png":
-        return image.data
+    """Return the picture as PNG; the same bytes where it is a plain one. Raises EnvironmentFailure for what is no
+    picture."""
     try:
-        return screenshot(image.open()).data
+        data = image.plain()
+        return data if media_type(data) == "image/png" else screenshot(image.open()).data
     except ValueError as error:
         raise EnvironmentFailure(f"the environment's picture cannot be used: {error}") from error
 

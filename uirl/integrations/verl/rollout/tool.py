@@ -293,7 +293,7 @@ async def _rows(
             task = tasks[index % len(tasks)] if tasks else None
             first = await session.reset(task, seed + index)
             opening: dict[str, Any] = {"seed": seed + index} | ({"task": task.id} if task else {})
-            pictures = [{"bytes": screenshot(picture).data} for picture in first.images]
+            pictures = [{"bytes": screenshot(picture).plain()} for picture in first.images]
             system = [{"role": "system", "content": instructions}] if instructions else []
             opening_message = {"role": "user", "content": "<image>" * len(pictures) + words_of(first)}
             kwargs = {name: {"create_kwargs": opening} for name in functions}
