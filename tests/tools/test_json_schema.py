@@ -48,10 +48,7 @@ def test_everybody_finds_the_type(kind: str, way: Any) -> None:
     assert tool.check(dict(call.arguments)) is None
     expected = {kind, "null"} if optional else {kind}
     assert set(tool.describe().partition("value: ")[2].partition(" (optional)")[0].split(" | ")) == expected
-    assert all(
-        word in str(tool.check({"value": ["x"] if kind == "object" else {"x": 1}})) or kind == "object"
-        for word in [kind]
-    )
+    assert kind in str(tool.check({"value": ["x"] if kind == "object" else {"x": 1}}))
     hint = _hint(argument, tool.parameters)
     assert hint == (HINTS[kind] | None if optional else HINTS[kind])
     assert _takes_text(argument, tool.parameters) is (kind == "string")
