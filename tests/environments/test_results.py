@@ -123,7 +123,7 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     (({"text": 3}, 0.5, False, {}), "3 (int) as observation text"),
     (("a" * 1_000_001, 0.5, False, {}), "an observation of 1000001 characters; expected at most 1000000"),
     (({"images": RED}, 0.5, False, {}), "as 'images'"),
-    ((np.zeros((4, 3), np.float32), 0.5, False, {}), "uint8"),
+    ((np.full((4, 3), 2.0, np.float32), 0.5, False, {}), "uint8"),
     ((b"no picture", 0.5, False, {}), "cannot be used"),
     ((Observation("a", ("no picture",)), 0.5, False, {}), "must be PIL, bytes or an array, got str"),
 ]
