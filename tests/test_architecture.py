@@ -17,7 +17,7 @@ import pytest
 from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
 from tests.patience import PATIENCE
 
-GROUND = {"types", "errors", "images", "thoughts", "runtime", "peers"}
+GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "peers"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"

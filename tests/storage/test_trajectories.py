@@ -197,7 +197,7 @@ def test_filters_and_summaries(store):
     assert ids(step=2) == ["c", "t-1"]
     assert ids(split="eval") == ["c"]
     assert ids(success=True) == ["a", "t-1"]
-    assert ids(success=False) == ["b"]
+    assert ids(success=False) == ["b", "c"]  # that ended without a word, where the environment speaks
     assert ids(task_id="z") == ["b"]
     assert ids(group_id="g", step=1) == ["a", "b"]
     assert ids(limit=2, newest_first=True) == ["t-1", "c"]
@@ -208,7 +208,7 @@ def test_filters_and_summaries(store):
         *("level/1", "screen", "failure", "timeout", 2, True),
     )
     assert row.reward == pytest.approx(1 / 3)
-    assert store.list(split="eval")[0].success is None
+    assert store.list(split="eval")[0].success is False
 
 
 def test_unknown_ids_and_images_are_errors(store):

@@ -59,5 +59,6 @@ def _tell(path: Path, summary: dict[str, Any]) -> None:
         kinds = [f"{row[kind]} {kind}" for kind in ("solved", "beginnings", "corrections") if kind in row]
         kept = f"  ({', '.join(kinds)})" if kinds else ""
         interval = None if row["interval"] is None else tuple(row["interval"])
-        rows[f"round {row['round']}"] = f"{percent(row['success'], interval)}{kept}"
+        judged = f"{row['judged']} of {row['episodes']} judged"
+        rows[f"round {row['round']}"] = f"{percent(row['success'], interval)}, {judged}{kept}"
     report_table(str(short(path)), {**rows, "checkpoint": summary["checkpoint"]})

@@ -219,7 +219,7 @@ def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> Non
     from uirl.training.summary import excluded_rows, warn_of_excluded
 
     rows: dict[str, object] = {
-        "success": percent(report.success, report.interval),
+        "success": report.words(),
         "reward": report.reward,
         "episodes": report.episodes,
         **excluded_rows({"": report.tally}),
@@ -236,7 +236,8 @@ def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> Non
 def _task_line(row: dict[str, object]) -> str:
     from uirl.training.record.progress import percent
 
-    return f"{percent(row['success'])}  ({row['episodes']} episodes, reward {row['reward']:.3f})"  # type: ignore[arg-type]
+    judged = f"{row['judged']} of {row['episodes']} episodes judged"
+    return f"{percent(row['success'])}  ({judged}, reward {row['reward']:.3f})"  # type: ignore[arg-type]
 
 
 def _environments(options: argparse.Namespace) -> int:

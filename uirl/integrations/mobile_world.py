@@ -27,6 +27,7 @@ from uirl.rollout.conversation import ContextWindow, style_of
 from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.success import settle_outcomes
 from uirl.training.tasks.curriculum import Curriculum
 from uirl.types import Task, Trajectory
 
@@ -120,6 +121,7 @@ class MobileWorldAgentLoop:
         self._curriculum = task_curriculum
         self._sampling = SamplingParams(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._played = 0
+        self._speakers: set[str] = set()
         self.images = ImageStore()
         """The screenshots that the trajectories name."""
         # the record needs some tokenizer; the server is asked with messages and samples in tokens of its own
@@ -156,6 +158,7 @@ class MobileWorldAgentLoop:
         task = self._task(task_name)
         trajectory = self._loop.run(self._play(EpisodeSpec(task, seed, None, interaction_id, interaction_id)))
         self._played += 1
+        settle_outcomes([trajectory], self._speakers)
         failed = trajectory.failure is not None
         if self._curriculum is not None and not failed and trajectory.success is not None:
             self._curriculum.update_success_rate(task.id, trajectory.success, self._played)

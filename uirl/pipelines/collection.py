@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from uirl.rollout.episode import EpisodeSpec
@@ -62,10 +62,13 @@ async def collect(
     return len(missing)
 
 
-def report_to(source: TaskSource, store: TrajectoryStore, step: int) -> None:
-    """Tell the source how the episodes of a round went; of a long one only what counts is in memory."""
+def report_to(source: TaskSource, store: TrajectoryStore, step: int, behind: Container[str] = ()) -> None:
+    """Tell the source how the episodes of a round went; of a long one only what counts is in memory. Those of the
+    groups `behind` are left out: begun behind a beginning, they say nothing of how hard a task is."""
     played = []
     for summary in store.list(split=SPLIT):
+        if summary.group_id in behind:
+            continue
         record = store.get(summary.id)
         played.append(replace(record, turns=[_by_hash(turn) for turn in record.turns], final=None))
     source.report(played, step)

@@ -94,6 +94,8 @@ class Evolution:
         self._loop = EventLoopThread("uirl-evolve")
         self._directory: RunDirectory | None = None
         self._closed = False
+        self._speakers: set[str] = set()
+        """The environments that were heard to say what success is: see `uirl.success`."""
 
     def run(self) -> dict[str, Any]:
         """Play all rounds, or those that are left; return the summary. Ctrl-C stops at once, and another call, or
@@ -144,7 +146,8 @@ class Evolution:
                 started = time.monotonic()
                 with doing(f"round {number}, {step.replace('_', '-')}"):
                     facts = await steps[step](folder)
-                folder.finish(step, started, **facts)
+                folder.finish(step, started, **facts, speakers=sorted(self._speakers))
+            self._speakers.update(folder.facts()[step].get("speakers", ()))
         tell_progress("round", number, self.config.evolve.rounds)
         say(_line(folder, self.config.evolve.rounds))
 
@@ -157,7 +160,7 @@ class Evolution:
     async def _warm_start(self, folder: RoundFolder) -> dict[str, Any]:
         parts, clock = self._parts, SaveClock(self.config.checkpoint.save_seconds)
         async with open_channel(parts) as channel:
-            warm = WarmStart(parts, channel, Interrupt(), lambda step, row: None)
+            warm = WarmStart(parts, channel, Interrupt(), lambda step, row: None, self._speakers)
             newest = latest_checkpoint(folder.checkpoints)
             if newest is not None:
                 warm.load_state_dict(load_checkpoint(newest, parts.learner))
@@ -189,7 +192,8 @@ class Evolution:
             if first and all(one.failure is not None for one in store.list(split="train")):
                 require_evidence([store.get(first[0].id)], "of this round, which leave nothing to learn from,")
             solved = store.count(split="train", success=True)
-            report_to(source, store, folder.number)
+            report_to(source, store, folder.number, {spec.group_id for spec in specs if spec.start})
+            self._speakers |= store.speakers
         facts = {"episodes": len(specs), "solved": solved, "played_now": played, "started_behind": len(starts)}
         return facts | {"tasks": source.state_dict()}
 
@@ -258,7 +262,9 @@ class Evolution:
 
     def _episodes(self, folder: RoundFolder) -> TrajectoryStore:
         """Return the episodes of a round, to be added to."""
-        return TrajectoryStore(folder.episodes, origin=origin_of(self.config))
+        store = TrajectoryStore(folder.episodes, origin=origin_of(self.config))
+        store.hear(self._speakers)
+        return store
 
     async def _measure(self, channel: Channel, number: int) -> EvaluationReport:
         training = self.config.training
@@ -269,6 +275,7 @@ class Evolution:
             split="test",
             seed=training.seed,
             label=f"after-round-{number}",
+            speakers=self._speakers,
         )
 
     def _export(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
@@ -370,7 +377,7 @@ class Evolution:
         for number in range(self.config.evolve.rounds + 1):
             facts = self._folder(number).facts()
             found, kept = facts["evaluate"], facts.get("select", {})
-            row = {"round": number, "success": found["success"], "interval": found["interval"]}
+            row = {name: found[name] for name in ("success", "interval", "judged", "episodes")} | {"round": number}
             rounds.append(row | {name: kept[name] for name in KINDS if name in kept})
         summary = {"rounds": rounds, "checkpoint": str(short(self._checkpoint(self.config.evolve.rounds)))}
         assert self._directory is not None
@@ -388,6 +395,7 @@ def _line(folder: RoundFolder, rounds: int) -> str:
     found, kept = facts["evaluate"], facts.get("select")
     interval = None if found["interval"] is None else (found["interval"][0], found["interval"][1])
     told = f"round {folder.number}/{rounds}  held-out success {percent(found['success'], interval)}"
+    told += f", {found['judged']} of {found['episodes']} judged"
     if kept is None:
         return told
     played = facts["collect"]

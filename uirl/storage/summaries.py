@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
+from uirl.success import is_silent
 from uirl.types import Trajectory
 
 
@@ -29,7 +30,7 @@ class TrajectorySummary:
     reward: float | None
     """Total reward; None: it was NaN."""
     success: bool | None
-    """None: nobody said."""
+    """None: nobody can know (`uirl.success`)."""
     failure: str | None
     """Kind of the failure; None: the episode is evidence."""
     turns: int
@@ -39,8 +40,10 @@ class TrajectorySummary:
     """Whether the verifier said that it passed; None: there is no verdict."""
 
     @staticmethod
-    def of(trajectory: Trajectory, step: int, split: str) -> TrajectorySummary:
-        """Return the line about a trajectory that is stored now."""
+    def of(trajectory: Trajectory, step: int, split: str, speakers: Container[str] = ()) -> TrajectorySummary:
+        """Return the line about a trajectory that is stored now; `speakers`: the environments known to say what success
+        is, whose episodes that ended without a word are unsolved."""
+        unsolved = is_silent(trajectory) and trajectory.task.environment in speakers
         reward = trajectory.total_reward()
         return TrajectorySummary(
             id=trajectory.id,
@@ -52,7 +55,7 @@ class TrajectorySummary:
             group_id=trajectory.group_id,
             stop_reason=trajectory.stop_reason,
             reward=reward if reward == reward else None,
-            success=trajectory.success,
+            success=False if unsolved else trajectory.success,
             failure=trajectory.failure.kind if trajectory.failure else None,
             turns=len(trajectory.turns),
             level=trajectory.level,
@@ -70,6 +73,21 @@ def summary_of(row: Sequence[Any]) -> TrajectorySummary:
     one = TrajectorySummary(*row)
     success, verdict = (None if value is None else bool(value) for value in (one.success, one.verdict))
     return replace(one, success=success, verdict=verdict)
+
+
+def speakers_of(connection: sqlite3.Connection) -> set[str]:
+    """Return the environments that said, in the trajectories of a store, whether one is solved."""
+    query = "SELECT DISTINCT environment FROM trajectories WHERE success IS NOT NULL AND verdict IS NULL"
+    return {name for (name,) in connection.execute(query)}
+
+
+def settle_silent(connection: sqlite3.Connection, environments: Iterable[str]) -> None:
+    """Make the stored episodes of `environments` that ended without a word unsolved, as `settle_outcomes` does."""
+    connection.executemany(
+        "UPDATE trajectories SET success = 0 WHERE environment = ? AND success IS NULL AND failure IS NULL "
+        "AND stop_reason IS NOT NULL",
+        [(name,) for name in environments],
+    )
 
 
 @dataclass(frozen=True, slots=True)

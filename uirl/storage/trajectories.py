@@ -24,7 +24,18 @@ from uirl.storage.records import (
     plain,
     with_verdict,
 )
-from uirl.storage.summaries import COLUMNS, SUMMARY, Outcomes, TrajectorySummary, in_columns, outcomes_of, summary_of
+from uirl.storage.summaries import (
+    COLUMNS,
+    SUMMARY,
+    Outcomes,
+    TrajectorySummary,
+    in_columns,
+    outcomes_of,
+    settle_silent,
+    speakers_of,
+    summary_of,
+)
+from uirl.success import mark_unsolved, speaks
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
@@ -67,11 +78,30 @@ class TrajectoryStore:
         self._origin = None if origin is None else json.dumps(plain(origin, "the origin"), sort_keys=True)
         self._lock = threading.RLock()
         self._connection = connect(self.path, read_only=read_only, wait=wait)
+        self._speakers: set[str] | None = None
+        """None: not looked up yet."""
 
     @property
     def snapshot(self) -> bool:
         """Whether this is the store as it was when it was opened, since its folder cannot be written."""
         return self._connection.snapshot
+
+    @property
+    def speakers(self) -> set[str]:
+        """The environments that say what success is, as far as this store knows (`uirl.success`)."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            if self._speakers is None:
+                self._speakers = speakers_of(self._connection)
+            return set(self._speakers)
+
+    def hear(self, environments: Iterable[str]) -> None:
+        """Take these environments as ones that say what success is: their episodes that ended without a word are
+        unsolved from now on, those that are stored already too. Committed on return."""
+        with self._lock, database_errors(f"cannot write {self.path}"):
+            fresh = set(environments) - self.speakers
+            with transaction(self._connection):
+                settle_silent(self._connection, fresh)
+            self._speakers = self.speakers | fresh
 
     def add(self, trajectory: Trajectory, *, step: int, split: str = "train", images: ImageStore | None = None) -> None:
         """Store one trajectory, committed on return. See `add_many`."""
@@ -95,9 +125,11 @@ class TrajectoryStore:
         pictures: dict[str, bytes] = {}
         wanted: set[str] = set()
         headers, turns = [], []
+        heard = {one.task.environment for one in trajectories if speaks(one)}
+        speakers = self.speakers | heard
         for trajectory in trajectories:
             turns.append([_turn_row(trajectory, i, pictures, wanted) for i in range(len(trajectory.turns))])
-            summary = TrajectorySummary.of(trajectory, int(step), split)
+            summary = TrajectorySummary.of(trajectory, int(step), split, speakers)
             final = () if trajectory.final is None else trajectory.final.images
             named = _hashes(final, pictures, wanted, f"trajectory {trajectory.id}: final")
             headers.append((*in_columns(summary), encode_header(trajectory, named)))
@@ -105,14 +137,16 @@ class TrajectoryStore:
             if self._keep_images:
                 self._find(wanted - pictures.keys(), pictures, images)
             self._write(headers, turns, pictures if self._keep_images else {}, int(step))
+            self.hear(heard)
 
     def get(self, id: str, *, pictures: bool = True, tokens: bool = True) -> Trajectory:
-        """Return the trajectory as it was stored; with `pictures=False` the hashes of its pictures stand in their
-        place, with `tokens=False` its turns have no ids and no log-probs, so that a long episode costs little memory.
-        Raises `StorageError` for an unknown id."""
+        """Return the trajectory as it was stored, unsolved where `hear` has made it so; with `pictures=False` the
+        hashes of its pictures stand in their place, with `tokens=False` its turns have no ids and no log-probs, so that
+        a long episode costs little memory. Raises `StorageError` for an unknown id."""
         picture: Callable[[str], Screenshot | str] = self._picture if pictures else str
         with self._lock, database_errors(f"cannot read {self.path}"):
-            row = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
+            query = "SELECT number, record, success FROM trajectories WHERE id = ?"
+            row = self._connection.execute(query, (id,)).fetchone()
             if row is None:
                 raise self._unknown(id)
             columns = TURN if tokens else "record, x'', x'', x''"
@@ -120,7 +154,10 @@ class TrajectoryStore:
                 f"SELECT {columns} FROM turns WHERE trajectory = ? ORDER BY position", (row[0],)
             ).fetchall()
             with self._damage(id):
-                return decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
+                found = decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
+            if row[2] is not None and found.success is None:
+                mark_unsolved(found)
+            return found
 
     def turn(self, id: str, index: int) -> Turn | None:
         """Return one turn of a trajectory as it was stored, hashes in place of its pictures; None: it has fewer turns.

@@ -21,6 +21,7 @@ from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
 from uirl.runtime.garbage import set_aside
 from uirl.runtime.terminal import short
+from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import channel_of, open_channel
@@ -33,7 +34,7 @@ from uirl.training.plan.guard import require_room
 from uirl.training.plan.settle import settle
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
-from uirl.training.record.progress import doing, percent, say, tell_step
+from uirl.training.record.progress import doing, say, tell_step
 from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
@@ -247,6 +248,7 @@ class RLTrainer:
             self._state.ledger = ledger
             raise
         self._open_record().flush()
+        settle_outcomes(collection.played, self._state.speakers)
         self.tasks.report(collection.played, self._state.step + 1)
         return collection
 
@@ -267,15 +269,16 @@ class RLTrainer:
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
         state.before = before.to_dict()
-        success = percent(before.success, before.interval)
-        say(f"before reinforcement learning: success {success}, reward {before.reward}")
+        say(f"before reinforcement learning: success {before.words()}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
         self._save()
 
     async def _warm_start(self, channel: Channel) -> None:
         record, state = self._open_record(), self._state
-        warm = WarmStart(self._parts, channel, self._interrupt, lambda step, row: record.log(step, row, "warm_start"))
+        warm = WarmStart(
+            self._parts, channel, self._interrupt, lambda step, row: record.log(step, row, "warm_start"), state.speakers
+        )
         if state.warming is not None:
             warm.load_state_dict(state.warming)
 
@@ -300,6 +303,7 @@ class RLTrainer:
             clock = time.perf_counter()
             report = await self._interrupt.give_up(self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}"))
             row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
+            row |= {"eval/judged_episodes": report.judged, "eval/evidence_episodes": report.episodes}
             row["time/evaluate"] = time.perf_counter() - clock
             state.held_out = report.success
             better = note_best(state, report, self.config.checkpoint.keep_best)
@@ -314,13 +318,15 @@ class RLTrainer:
 
     async def _finish(self, channel: Channel, reason: str) -> dict[str, Any]:
         """Play the last evaluation and the controls; write picture, checkpoint and summary."""
-        record, episodes = self._open_record(), self.config.training.eval_episodes
+        record, state, episodes = self._open_record(), self._state, self.config.training.eval_episodes
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=f"after@{self._state.step}"))
         with doing("the controls"):
-            controls = await self._interrupt.give_up(play_controls(self._parts, channel, episodes=episodes))
+            controls = await self._interrupt.give_up(
+                play_controls(self._parts, channel, state.speakers, episodes=episodes)
+            )
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
-        policy, state = self.learner.policy, self._state
+        policy = self.learner.policy
         summary = summary_of(state, after, controls, reason=reason, config=self.config, policy=policy)
         summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
         record.finish(summary)
@@ -344,6 +350,7 @@ class RLTrainer:
                 split=split,
                 seed=seed,
                 label=label,
+                speakers=self._state.speakers,
             )
             parts.engine.stats()
             if label is not None and not self._open_record().holds(label):

@@ -33,6 +33,8 @@ def summary_of(
         "success_before": before.get("success"),
         "success_after": after.success,
         "success_after_interval": list(after.interval) if after.interval else None,
+        "judged_before": before.get("judged"),
+        "judged_after": after.judged,
         "reward_before": before.get("reward"),
         "reward_after": after.reward,
         "controls": controls,
@@ -74,8 +76,8 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     training = state.tally
     checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
     rows = {
-        "success before": percent(summary["success_before"]),
-        "success after": percent(after.success, after.interval),
+        "success before": f"{percent(summary['success_before'])}{_judged(state.before)}",
+        "success after": after.words(),
         **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
         "reward": f"{_short(summary['reward_before'])} -> {_short(summary['reward_after'])}",
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
@@ -144,6 +146,13 @@ def warn_of_nothing_learned(ledger: Ledger) -> None:
     """Say where no update took a step; nothing otherwise."""
     if ledger.settled and not ledger.trained:
         say(f"NOTHING WAS LEARNED, no update took a step: {ledger.words()}. {NO_SIGNAL}")
+
+
+def _judged(report: Mapping[str, Any] | None) -> str:
+    """Return ', 128 of 128 judged' of a stored report; empty for one that does not say."""
+    if report is None or "judged" not in report:
+        return ""
+    return f", {report['judged']} of {report['episodes']} judged"
 
 
 def _short(value: float | None) -> str:

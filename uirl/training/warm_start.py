@@ -16,6 +16,7 @@ from uirl.rollout.collector import EpisodePlayer
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.players import Order
 from uirl.rollout.samples import samples_of_all
+from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
@@ -38,8 +39,11 @@ class Demonstrations:
     many there were.
     """
 
-    def __init__(self, parts: Assembly, channel: Channel, size: int, seed: int) -> None:
-        """Have `size` demonstrations played by the actors of `channel`."""
+    def __init__(
+        self, parts: Assembly, channel: Channel, size: int, seed: int, speakers: set[str] | None = None
+    ) -> None:
+        """Have `size` demonstrations played by the actors of `channel`; `speakers`: see `report_on`."""
+        self._speakers = set() if speakers is None else speakers
         self._parts, self._channel, self._size, self._seed = parts, channel, size, seed
         self._tasks = self._from_the_first()
         self._samples: list[Sample] = []
@@ -106,6 +110,7 @@ class Demonstrations:
 
     def _note(self, played: Sequence[Trajectory]) -> None:
         """Count demonstrations. Raises EnvironmentFailure where more than half of all have failed."""
+        settle_outcomes(played, self._speakers)
         self.successes += sum(bool(t.success) for t in played if t.failure is None)
         failures = [t.failure for t in played if t.failure is not None]
         if not failures:
@@ -160,14 +165,20 @@ class WarmStart:
     """The warm start of a config. It can be interrupted between any two steps and go on from its `state_dict`."""
 
     def __init__(
-        self, parts: Assembly, channel: Channel, interrupt: Interrupt, log: Callable[[int, Mapping[str, Any]], Any]
+        self,
+        parts: Assembly,
+        channel: Channel,
+        interrupt: Interrupt,
+        log: Callable[[int, Mapping[str, Any]], Any],
+        speakers: set[str] | None = None,
     ) -> None:
         """Have demonstrations and evaluations played by the actors of `channel`; `log(step, row)` writes the numbers of
-        a step down."""
+        a step down; `speakers`: see `uirl.success.settle_outcomes`."""
+        self._speakers = set() if speakers is None else speakers
         self._parts, self._channel, self._interrupt, self._log = parts, channel, interrupt, log
         self._settings: WarmStartConfig = parts.config.training.warm_start
         self._seed = parts.config.training.seed
-        self._demonstrations = Demonstrations(parts, channel, self._settings.demonstrations, self._seed)
+        self._demonstrations = Demonstrations(parts, channel, self._settings.demonstrations, self._seed, self._speakers)
         self._at = Position()
 
     def state_dict(self) -> dict[str, Any]:
@@ -229,6 +240,7 @@ class WarmStart:
             episodes=settings.evaluate_episodes,
             split="warm-start",
             seed=derive_seed(self._seed, self._at.step),
+            speakers=self._speakers,
         )
         require_evidence(report.trajectories, "of an evaluation in the warm start")
         return report.success if report.success is not None else report.reward

@@ -70,7 +70,7 @@ def test_a_walk_over_the_lake_in_words() -> None:
     for move in ("down", "Down ", "right", "2", "down"):
         observation, reward, terminated, truncated, info = env.step(move)
         assert (reward, terminated, truncated) == (0.0, False, False)
-        assert "success" not in info
+        assert info["success"] is False
     assert observation.text == "  (Down)\nSFFF\nFHFH\nFFFH\nHF[F]G"
     assert env.get_state_description() == observation.text
     *_, reward, terminated, truncated, info = env.step("right")

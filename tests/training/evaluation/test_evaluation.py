@@ -107,8 +107,8 @@ def test_the_report_counts_failures_and_leaves_them_out() -> None:
     assert report.reward == 0.5
     assert report.turns == 2.0
     assert report.tasks == {
-        "a": {"episodes": 2, "success": 0.5, "reward": 0.5},
-        "b": {"episodes": 2, "success": 0.0, "reward": 0.5},
+        "a": {"episodes": 2, "judged": 2, "success": 0.5, "reward": 0.5},
+        "b": {"episodes": 2, "judged": 1, "success": 0.0, "reward": 0.5},
     }
     # k=1: the mean of 1/2 and 0; k=2: only the first instance has two tries that were judged
     assert report.pass_at_k == {1: 0.25, 2: 1.0}

@@ -39,7 +39,9 @@ class GymnasiumOptions(EnvironmentOptions):
     max_turns: Count | None = None
     """Turns after which an episode is cut; None: the limit of the registry, if any."""
     success_return: float | None = None
-    """An episode of at least this return is a success, where the environment itself says nothing about success."""
+    """An episode of at least this return is a success, where the environment itself says nothing about success. A
+    return above 0 counts from the step that reaches it, also where the run cuts the episode; one of 0 or less, which
+    every episode has before its first step, only where the environment ends."""
     make_options: dict[str, Any] | None = None
     """Arguments of `gymnasium.make`, so `env` is an id then."""
     describe: bool = True
@@ -61,7 +63,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
 
     A reply that is no action is the model's mistake: the environment is not stepped, the answer says which actions
     there are, and the turn counts. `info['success']` is the environment's own word (`success` or `is_success` in its
-    info), else whether the episode's return reached `success_return`; with neither, nothing is said.
+    info), else, at every step, whether the return has reached `success_return`; with neither, nothing is said.
     """
 
     options_class = GymnasiumOptions
@@ -166,9 +168,10 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         for key in ("success", "is_success"):
             if key in info:
                 return {"success": bool(info[key])}
-        if self.options.success_return is None or not ended:
+        wanted = self.options.success_return
+        if wanted is None:
             return {}
-        return {"success": self._return >= self.options.success_return}
+        return {"success": self._return >= wanted and (ended or wanted > 0)}
 
 
 class _NoAction(ValueError):

@@ -8,14 +8,16 @@ from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes
 
 
-async def play_controls(parts: Assembly, channel: Channel, *, episodes: int) -> dict[str, float]:
+async def play_controls(parts: Assembly, channel: Channel, speakers: set[str], *, episodes: int) -> dict[str, float]:
     """Return name -> success (reward where success is not defined) of each control of the environment, played by the
-    actors of `channel`."""
+    actors of `channel`; `speakers`: see `report_on`."""
     results: dict[str, float] = {}
     training, tasks = parts.config.training, parts.tasks.evaluation
     for name in parts.eval_environment.controls():
         player = channel.player(Order("eval", training.eval_temperature, control=name))
-        report = await evaluate_episodes(player, tasks, episodes=episodes, split="test", seed=training.seed)
+        report = await evaluate_episodes(
+            player, tasks, episodes=episodes, split="test", seed=training.seed, speakers=speakers
+        )
         value = report.success if report.success is not None else report.reward
         if value is not None:
             results[name] = value

@@ -54,7 +54,9 @@ def measure(
     path = saved_as(Path(path))
     folder, stored = locate(path)
     config = override_stored(stored, overrides, run_of(path) or path)
-    tasks = _tasks_for(path, tasks_path, same=config.environment == stored.environment)
+    same = config.environment == stored.environment
+    tasks = _tasks_for(path, tasks_path, same=same)
+    speakers = _speakers_of(path) if same else set()
     if tasks is not None:
         config.environment.tasks = None  # the file of the training tasks may lie on another machine
     with doing(f"loading {folder}"):
@@ -75,6 +77,7 @@ def measure(
                     tries=tries,
                     split="test",
                     seed=config.training.seed,
+                    speakers=speakers,
                 )
         finally:
             await parts.close()
@@ -128,6 +131,18 @@ def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list
         return read_tasks(Path(tasks_path))
     stored = stored_tasks(path) if same else None
     return None if stored is None else read_tasks(stored)
+
+
+def _speakers_of(path: Path) -> set[str]:
+    """Return the environments that were heard, in the run that `path` is or belongs to, to say what success is."""
+    run = run_of(path)
+    stores = () if run is None else (run / "trajectories.sqlite", *run.glob("round_*/episodes.sqlite"))
+    speakers: set[str] = set()
+    for file in stores:
+        if file.is_file():
+            with TrajectoryStore(file, read_only=True) as store:
+                speakers |= store.speakers
+    return speakers
 
 
 def locate(path: Path) -> tuple[Path, ConfigStore]:

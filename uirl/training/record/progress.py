@@ -222,8 +222,8 @@ class FailureNews:
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     """Return the numbers of one update, on one line."""
     parts = [f"step {step:>4}/{steps}", f"episodes {int(row['episodes_total']):>6}"]
-    rates = (("success", "success"), ("eval/success", "held-out"))
-    parts += [f"{name} {row[key]:.3f}" for key, name in rates if row.get(key) is not None]
+    rates = (("success", "success", "count"), ("eval/success", "held-out", "eval"))
+    parts += [_rate(name, row[key], row, counts) for key, name, counts in rates if row.get(key) is not None]
     parts += [f"reward {_number(row.get('reward'))}", f"turns {_number(row.get('turns'), 1)}"]
     of_update = (("entropy", "entropy"), ("approx_kl", "kl"), ("clip_fraction", "clip"), ("log_prob_gap_max", "gap"))
     parts += [f"{name} {row[key]:.2g}" for key, name in of_update if row.get(key) is not None]
@@ -231,6 +231,13 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     parts += [f"{name} {int(row[key])}" for key, name in failures if row.get(key)]
     parts += [f"{_number(row.get('tokens_per_second'), 0)} tok/s", f"{row['time/elapsed']:.0f} s"]
     return "  ".join(parts)
+
+
+def _rate(name: str, value: float, row: Mapping[str, Any], counts: str) -> str:
+    """Return 'success 0.720 (64 of 64 judged)'."""
+    judged, episodes = row.get(f"{counts}/judged_episodes"), row.get(f"{counts}/evidence_episodes")
+    told = "" if judged is None or episodes is None else f" ({int(judged)} of {int(episodes)} judged)"
+    return f"{name} {value:.3f}{told}"
 
 
 def report_table(title: str, rows: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from uirl.learner.figures import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
+from uirl.success import UNSAID
 from uirl.training.record.curve import draw_curve
 from uirl.training.record.progress import FailureNews, say, tell_earlier
 from uirl.training.record.run_state import RunState
@@ -225,7 +226,9 @@ def row_of(
     row: dict[str, Any] = dict(metrics.reduce())
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
+    row["count/evidence_episodes"] = len(usable)
     row["count/judged_episodes"] = sum(t.success is not None for t in usable)
+    row["count/unsaid_episodes"] = sum(UNSAID in t.metrics for t in usable)
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)

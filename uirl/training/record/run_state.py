@@ -36,6 +36,8 @@ class RunState:
     """What the warm start did."""
     before: dict[str, Any] | None = None
     """The evaluation before the first update."""
+    speakers: set[str] = field(default_factory=set)
+    """The environments that were heard to say what success is: see `uirl.success`."""
     held_out: float | None = None
     """Success in the newest evaluation."""
     best: dict[str, Any] | None = None
@@ -50,6 +52,7 @@ class RunState:
         return {one.name: getattr(self, one.name) for one in fields(self)} | {
             "tally": self.tally.to_dict(),
             "ledger": self.ledger.to_dict(),
+            "speakers": sorted(self.speakers),
         }
 
     @classmethod
@@ -60,6 +63,8 @@ class RunState:
             fields_of_state["tally"] = Tally.from_dict(fields_of_state["tally"])
         if "ledger" in fields_of_state:
             fields_of_state["ledger"] = Ledger.from_dict(fields_of_state["ledger"])
+        if "speakers" in fields_of_state:
+            fields_of_state["speakers"] = set(fields_of_state["speakers"])
         return cls(**fields_of_state)
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:

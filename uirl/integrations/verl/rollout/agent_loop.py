@@ -16,6 +16,7 @@ from uirl.integrations.verl.rollout.agent import ServerAgent, left_to_us, refuse
 from uirl.integrations.verl.rollout.context import RolloutContext, context_of
 from uirl.integrations.verl.rollout.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.rollout.episode import EpisodeSpec, derive_seed
+from uirl.success import settle_outcomes
 from uirl.types import Task, Trajectory
 
 AGENT = "uirl"
@@ -77,6 +78,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
             return agents[attempt.trajectory_id]
 
         trajectory, *attempts = await context.collector(spec.task.environment, split).collect([spec], make_agent)
+        settle_outcomes([trajectory], context.speakers)
         for attempt in [*attempts, trajectory]:
             versions = agents[attempt.id].versions if attempt.id in agents else []
             # weights of global step n sample the episodes of step n + 1

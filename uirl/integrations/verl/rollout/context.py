@@ -44,6 +44,8 @@ class RolloutContext:
         self._workers: int = rollout.agent.num_workers
         self._collectors: dict[tuple[str, str], Collector] = {}
         self._sent: set[str] = set()
+        self.speakers: set[str] = set()
+        """The environments that were heard here to say what success is: see `uirl.success`."""
         self._playing = 0
         self._environment_object: BaseEnvironment | None = None
         run = None if settings.directory is None else Path(settings.directory).name

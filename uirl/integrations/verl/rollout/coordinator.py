@@ -20,6 +20,7 @@ from uirl.images import ImageStore, Screenshot
 from uirl.integrations.verl.config.llm import llm_variables
 from uirl.rollout.reward import RewardFunction
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
+from uirl.success import settle_outcomes
 from uirl.types import Task, Trajectory
 
 
@@ -97,6 +98,8 @@ class RunCoordinator:
         self._directory = directory
         self._store: TrajectoryStore | None = None
         self._played, self._held_out = EndedEpisodes(), EndedEpisodes()
+        self._speakers: set[str] = set()
+        """The environments that were heard to say what success is: see `uirl.success`."""
         self._failures: list[str] = []
         self._first_error: Exception | None = None
         self._evaluated: set[str] = set()
@@ -127,6 +130,7 @@ class RunCoordinator:
             origin = origin_of(self._config, ("verl", "ray"))
             self._store = TrajectoryStore(path, keep_images=logging.store_images, origin=origin)
             self._store.truncate_after(-1 if resume_after is None else resume_after)
+            self._speakers |= self._store.speakers
             self._evaluated = {summary.group_id for summary in self._store.list() if summary.split != "train"}
 
     def add(
@@ -153,11 +157,13 @@ class RunCoordinator:
         """Return the training episodes that ended since the last call."""
         played, self._played = self._played, EndedEpisodes()
         self._failures.clear()
+        settle_outcomes(played.episodes, self._speakers)
         return played.in_order()
 
     def take_held_out(self) -> EndedEpisodes:
         """Return the episodes of evaluations that ended since the last call."""
         played, self._held_out = self._held_out, EndedEpisodes()
+        settle_outcomes(played.episodes, self._speakers)
         return played.in_order()
 
     def report_error(self, error: Exception) -> None:

@@ -20,6 +20,7 @@ from uirl.parsers import create_parser
 from uirl.rollout.episode import Episode, EpisodeLimits
 from uirl.rollout.reward import RewardFunction, apply_reward
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.success import settle_outcomes
 from uirl.types import Trajectory
 
 
@@ -36,6 +37,7 @@ class EnvironmentRewardWrapper:
         self.environment, self.reward_fn = environment, reward_fn
         self._parser = create_parser(environment.action_format)
         self._loop: EventLoopThread | None = None
+        self._speakers: set[str] = set()
 
     def __call__(self, data_source: Any, solution_str: str | None = None, *args: Any, **fields: Any) -> Any:
         """Score one reply or a batch of them, as the class says. Raises RolloutFailure where the environment or the
@@ -59,6 +61,7 @@ class EnvironmentRewardWrapper:
                 apply_reward(record, self.reward_fn, session.env)
         finally:
             await session.close()
+        settle_outcomes([record], self._speakers)
         return _scores(record)
 
     def _batch(self, data: Any) -> Any:
