@@ -28,6 +28,8 @@ from uirl.errors import ConfigError, did_you_mean
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 """Several names; YAML writes a list."""
+MistakeReward = Annotated[float, Field(le=0, allow_inf_nan=False)]
+"""What a reply that is no action pays."""
 Size = Annotated[tuple[Count, Count], Field(strict=False)]
 """Width and height in pixels."""
 

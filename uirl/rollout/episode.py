@@ -16,7 +16,7 @@ from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import Context, ContextWindow, Conversation, style_of
-from uirl.rollout.reward import RewardFunction, judge_episode, warn
+from uirl.rollout.reward import EpisodeVerifier, RewardFunction, judge_episode, read_reward_function, warn
 from uirl.types import Action, Failure, Observation, StepResult, Task, Trajectory, Turn
 
 
@@ -63,6 +63,11 @@ class EpisodeOptions:
     fed_as_learner: bool = True
     """What reads pictures for the policy makes of them what the learner's processor does, so that the record can say
     it; false: somebody else's server does."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a `reward_fn` that cannot be called."""
+        if self.reward_fn is not None and not isinstance(self.reward_fn, EpisodeVerifier):
+            read_reward_function(self.reward_fn)
 
 
 @dataclass(frozen=True, slots=True)

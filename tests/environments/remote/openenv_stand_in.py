@@ -95,10 +95,10 @@ class Toy:
 
 def stand_in(
     *, most: int = 2, ends: bool = False, says: bool = False, tools: bool = False, drops: bool = False,
-    shy: bool = False, refusal: str = "",
+    shy: bool = False, refusal: str = "", pays: float = 1.0,
 ) -> FastAPI:  # fmt: skip
-    """The application; its connections are `app.state.open`. `says`: actions are a text; `drops`: a number. `refusal`:
-    the code that every session is refused with. The action 'slow' waits for `app.state.go_on`."""
+    """The application; its connections are `app.state.open`. `says`: actions are a text; `drops`: a number, which
+    `pays`. `refusal`: the code that every session is refused with. The action 'slow' waits for `app.state.go_on`."""
     app = FastAPI()
     app.state.open, app.state.go_on = [], threading.Event()
     app.state.asked = 0
@@ -127,7 +127,7 @@ def stand_in(
         if isinstance(action, CallToolAction):
             return observation(called(action), None, False, False)
         if isinstance(action, DropAction):
-            return observation({"column": action.column}, 1.0, False, False)
+            return observation({"column": action.column}, pays, False, False)
         said = action.message if isinstance(action, SayAction) else action.action_type
         if said == "boom":
             raise RuntimeError("boom")

@@ -103,8 +103,8 @@ class CalledEpisode:
     def _forget(self) -> None:
         self.running = False
         """An episode has begun and is not over."""
-        self.total = 0.0
-        """Rewards of the episode so far."""
+        self.total = self._lowest = 0.0
+        """Rewards of the episode so far; and the lowest of a step, at most 0."""
         self.success: bool | None = None
         """The environment's own word; None: it said nothing."""
         self.failure: RolloutFailure | None = None
@@ -120,6 +120,11 @@ class CalledEpisode:
     def env(self) -> BaseEnvironment:
         """The instance that is played; before the first `reset` the one it is spawned from."""
         return self._env if self._session is None else self._session.env
+
+    @property
+    def mistake_reward(self) -> float:
+        """Reward of a call that cannot be carried out: no more than any that could."""
+        return min(self.env.mistake_reward, self._lowest)
 
     @property
     def reward(self) -> float | None:
@@ -144,8 +149,8 @@ class CalledEpisode:
         """Return what is seen after a call, and its reward.
 
         Raises ValueError with a sentence for the model where the call cannot be carried out: the episode is over, or
-        there is no such function or argument. Raises `EnvironmentFailure` or `EpisodeTimeout` where the environment
-        fails, and again at every call after that.
+        there is no such function or argument, which costs `mistake_reward`. Raises `EnvironmentFailure` or
+        `EpisodeTimeout` where the environment fails, and again at every call after that.
         """
         result = await self._step(lambda: self._action(name, arguments))
         return result.observation, result.reward
@@ -160,14 +165,19 @@ class CalledEpisode:
                 raise self.failure
             if not self.running:
                 raise ValueError(OVER)
-            taken = action()
             assert self._session is not None
+            try:
+                taken = action()
+            except ValueError:
+                self.total += self.mistake_reward
+                raise
             try:
                 result = await self._session.step(taken)
             except RolloutFailure as failure:
                 await self._record_failure(failure)
                 raise
             self.total += result.reward
+            self._lowest = min(self._lowest, result.reward)
             self.running = not result.done
             success = result.observation.info.get("success")
             self.success = self.success if success is None else bool(success)

@@ -6,6 +6,7 @@ Needs the extra `gymnasium` (`pip install 'uirl[gymnasium]'`), which is imported
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,12 +16,15 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from uirl.config.section import Count
-from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, Names, OptionsLike
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, MistakeReward, Names, OptionsLike
 from uirl.errors import ConfigError
-from uirl.runtime.limits import shown
+from uirl.runtime.limits import in_words, shown
 from uirl.types import Observation
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+_TRIED = 500
+"""Random steps that are tried to see what steps cost."""
+_LOG = logging.getLogger(__name__)
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
@@ -42,6 +46,9 @@ class GymnasiumOptions(EnvironmentOptions):
     """An episode of at least this return is a success, where the environment itself says nothing about success. A
     return above 0 counts from the step that reaches it, also where the run cuts the episode; one of 0 or less, which
     every episode has before its first step, only where the environment ends."""
+    invalid_reward: MistakeReward | None = None
+    """Reward of a reply that is no action; None: the lowest of the episode so far and of 500 random steps, which are
+    tried elsewhere, at most 0."""
     make_options: dict[str, Any] | None = None
     """Arguments of `gymnasium.make`, so `env` is an id then."""
     describe: bool = True
@@ -62,8 +69,9 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
     """A Gymnasium environment played by text: an action name or number, a list of numbers, or free text.
 
     A reply that is no action is the model's mistake: the environment is not stepped, the answer says which actions
-    there are, and the turn counts. `info['success']` is the environment's own word (`success` or `is_success` in its
-    info), else, at every step, whether the return has reached `success_return`; with neither, nothing is said.
+    there are, and the turn counts and costs (`mistake_reward`). `info['success']` is the environment's own word
+    (`success` or `is_success` in its info), else, at every step, whether the return has reached `success_return`; with
+    neither, nothing is said.
     """
 
     options_class = GymnasiumOptions
@@ -81,7 +89,8 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         self._make, self._env, spec = _read_source(chosen.env, chosen.view, dict(chosen.make_options or {}))
         self.max_turns = chosen.max_turns or getattr(spec, "max_episode_steps", None)
         self._names = chosen.action_names or ()
-        self._return, self._turns = 0.0, 0
+        self._tried: list[float] = []  # the lowest reward of random steps, once it is known; all instances share it
+        self._return, self._lowest, self._turns, self._steps = 0.0, 0.0, 0, 0
         self._last = Observation()
         if self._env is not None:
             self._check_spaces(self._env)
@@ -89,7 +98,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
     def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         """Return the first observation. `seed` None: the generator of the underlying environment goes on."""
         value, info = self._opened().reset(seed=seed)
-        self._return, self._turns = 0.0, 0
+        self._return, self._lowest, self._turns, self._steps = 0.0, 0.0, 0, 0
         self._last = self._see(value)
         return self._last, dict(info)
 
@@ -102,13 +111,30 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
             chosen = read_action(env.action_space, action, self._names)
         except _NoAction as mistake:
             seen = Observation(f"{mistake}\n{self._last.text}".strip(), self._last.images)
-            return seen, 0.0, False, out_of_turns, self._success({}, out_of_turns)
+            price = self.mistake_reward
+            self._return += price
+            return seen, price, False, out_of_turns, self._success({}, out_of_turns)
         value, reward, terminated, truncated, info = env.step(chosen)
+        self._steps += 1
         self._return += float(reward)
+        self._lowest = min(self._lowest, float(reward))
         self._last = self._see(value)
         truncated = bool(truncated) or (out_of_turns and not terminated)
         ended = bool(terminated) or truncated
         return self._last, float(reward), bool(terminated), truncated, {**info, **self._success(info, ended)}
+
+    @property
+    def mistake_reward(self) -> float:  # type: ignore[override]
+        """Reward of a reply that is no action: `invalid_reward`, else the lowest of the episode and of random steps."""
+        if self.options.invalid_reward is not None:
+            return self.options.invalid_reward
+        if not self._tried:
+            other = self.spawn()
+            try:
+                self._tried.append(_lowest_of_random_steps(other._opened()))
+            finally:
+                other.close()
+        return min(self._lowest, self._tried[0])
 
     def get_state_description(self) -> str:
         """Return the text of the last observation; a count of the turns where it is a picture."""
@@ -171,7 +197,25 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         wanted = self.options.success_return
         if wanted is None:
             return {}
-        return {"success": self._return >= wanted and (ended or wanted > 0)}
+        reached = self._steps > 0 and self._return >= wanted
+        return {"success": reached and (ended or wanted > 0)}
+
+
+def _lowest_of_random_steps(env: Any) -> float:
+    """Return the lowest reward of `_TRIED` random steps, at most 0; the same in every process."""
+    env.action_space.seed(0)
+    lowest, episodes, ended = 0.0, 0, True
+    try:
+        for _ in range(_TRIED):
+            if ended:
+                env.reset(seed=episodes)
+                episodes += 1
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            lowest = min(lowest, float(reward))
+            ended = terminated or truncated
+    except Exception as error:  # an action of its own space breaks it: what was seen until then counts
+        _LOG.warning("gymnasium: %s: a random action failed: %s", env, in_words(error))
+    return lowest
 
 
 class _NoAction(ValueError):

@@ -124,8 +124,9 @@ class PageEnvironment(ConfigurableEnvironment):
         """Judge how the episode stands after an action; `action` None: at its beginning (the result is not used)."""
 
     def lost(self, reason: str) -> Judgement:
-        """Return the judgement where the page crashed, closed itself or cannot be read after an action: no reward."""
-        return Judgement(ended=True)
+        """Return the judgement where the page crashed, closed itself or cannot be read after an action. Default: what a
+        mistake is worth."""
+        return Judgement(self.mistake_reward, ended=True)
 
     async def furnish(self, page: Page) -> None:
         """Prepare a new page, before its first episode: what it serves, scripts that run in every document."""
@@ -336,7 +337,8 @@ class PageEnvironment(ConfigurableEnvironment):
         dialog = None if self._page is None else self._page.tabs.shown.dialog
         question = "" if dialog is None else dialog.words("dialog" in self.space.names)
         info = {"success": False, **({"mistake": problem} if problem else {})}
-        return StepResult(Observation(_lines(*notices, problem, question, self._seen.text), self._seen.images, info))
+        told = Observation(_lines(*notices, problem, question, self._seen.text), self._seen.images, info)
+        return StepResult(told, self.mistake_reward)
 
 
 def _lines(*parts: str) -> str:

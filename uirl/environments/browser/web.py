@@ -101,6 +101,12 @@ class WebEnvironment(PageEnvironment):
         """Return the reward of the last action. Default: 1 for the one that solved the task."""
         return float(self.outcome(now) is True)
 
+    @property
+    def mistake_reward(self) -> float:  # type: ignore[override]
+        """Reward of a reply that did nothing: what `reward` says where nothing changed, at most 0."""
+        self.record(self._state)
+        return min(0.0, float(self.reward(self._state, self._state)))
+
     def reachable(self) -> frozenset[str]:
         """Return `origins` and that of `url`."""
         origin = origin_of(self.url)

@@ -27,8 +27,9 @@ class ToolEnvironment(BaseEnvironment):
     """Tools, and optionally an environment that the answers go to.
 
     Every call of a reply is executed in order; the results stand in `Observation.tool_results` of what the policy sees
-    next. Calls that cannot be read, unknown tools and wrong arguments are observations. A reply without a call (or with
-    the call `answer`) is the answer: it goes to the inner environment as its action, else to `judge`. Rewards and the
+    next. Calls that cannot be read, unknown tools and wrong arguments are observations; a reply of which nothing could
+    be done pays `mistake_reward`, 0 where steps cost nothing. A reply without a call (or with the call `answer`) is
+    the answer: it goes to the inner environment as its action, else to `judge`. Rewards and the
     end of the inner environment pass through, also where a tool acted on it; what a reply calls after the end is not
     executed.
 
@@ -72,6 +73,7 @@ class ToolEnvironment(BaseEnvironment):
         self._running = bind(self.registry, self._inner, self._acting)
         self._question = ""
         self._results: list[ToolResult] = []
+        self._lowest = 0.0  # reward of a step of the inner environment in this episode, at most 0
 
     def ask(self, rng: random.Random, task: Task | None) -> Any:
         """Return the first observation of an episode, where there is no inner environment. Default: the task's goal."""
@@ -90,7 +92,7 @@ class ToolEnvironment(BaseEnvironment):
 
     def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
         """Return the first observation: of the inner environment, else of `ask`; awaitable where something waits."""
-        self._results = []
+        self._results, self._lowest = [], 0.0
         if self._inner is not None:
             self._running.reset(seed)
             return self._at_once(self._inner.reset(task, seed))
@@ -102,7 +104,7 @@ class ToolEnvironment(BaseEnvironment):
 
     def adopt(self) -> None:
         """Continue an episode that somebody began by resetting the inner environment himself."""
-        self._results = []
+        self._results, self._lowest = [], 0.0
         if self._inner is not None:
             self._inner.adopt()
 
@@ -112,7 +114,7 @@ class ToolEnvironment(BaseEnvironment):
 
     async def _step(self, action: Action) -> StepResult:
         if action.parse_error is not None:
-            result = self._nothing_happened(Observation(action.parse_error))
+            result = self._nothing_happened(Observation(action.parse_error), self.mistake_reward)
         elif action.tool_calls:
             result = await self._execute(action.tool_calls)
         else:
@@ -228,16 +230,26 @@ class ToolEnvironment(BaseEnvironment):
     def _together(self, results: list[ToolResult], taken: list[StepResult]) -> StepResult:
         """Return one step made of tool results and of what the inner environment went through."""
         if not taken:
-            return self._nothing_happened(Observation(tool_results=tuple(results)))
+            done = any(result.success for result in results)
+            return self._nothing_happened(
+                Observation(tool_results=tuple(results)), 0.0 if done else self.mistake_reward
+            )
         last = taken[-1]
+        self._lowest = min(self._lowest, *(t.reward for t in taken))
         seen = last.observation
         observation = Observation(seen.text, seen.images, seen.info, (*results, *seen.tool_results))
         return StepResult(observation, sum(t.reward for t in taken), last.terminated, last.truncated)
 
-    def _nothing_happened(self, observation: Observation) -> StepResult:
+    @property
+    def mistake_reward(self) -> float:  # type: ignore[override]
+        """Reward of a reply of which nothing could be done: that of the inner environment, no more than its lowest one
+        of the episode."""
+        return min(0.0 if self._inner is None else self._inner.env.mistake_reward, self._lowest)
+
+    def _nothing_happened(self, observation: Observation, reward: float) -> StepResult:
         judged = self._inner is None and type(self).judge is not ToolEnvironment.judge
         info = {"success": False} if judged else {}
-        return StepResult(Observation(observation.text, (), info, observation.tool_results))
+        return StepResult(Observation(observation.text, (), info, observation.tool_results), reward)
 
 
 def _unlimited(environment: BaseEnvironment) -> EnvironmentSession:

@@ -47,6 +47,8 @@ class _Servers:
     schema: dict[str, Any] | None = None
     """Of actions."""
     tools: tuple[ToolDefinition, ...] | None = None
+    lowest: float = 0.0
+    """Reward of a step so far, at most 0."""
 
 
 class OpenEnvEnvironment(RemoteEnvironment):
@@ -125,21 +127,27 @@ class OpenEnvEnvironment(RemoteEnvironment):
         schema = self._servers.schema or {}
         data = action_fields(action, schema, self._fields, self.action_format)
         if isinstance(data, str):
-            return await self._end(StepResult(Observation(data, self._last.images)))
+            return await self._end(StepResult(Observation(data, self._last.images), self.mistake_reward))
         try:
             answer = await self._ask("step", data)
         except ErrorFrame as error:
             if error.code != "VALIDATION_ERROR":
                 raise
             message = f"this action is not possible: {error}"
-            return await self._end(StepResult(Observation(message, self._last.images)))
+            return await self._end(StepResult(Observation(message, self._last.images), self.mistake_reward))
         frame = read_frame(answer, self.url, action.call if takes_tool_calls(schema) else None)
         if frame.reward is None and self._ours and not self.options.blind:
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
             )
         last = self._last = await all_whole(frame.observation, self.url)
+        self._servers.lowest = min(self._servers.lowest, frame.reward or 0.0)
         return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
+
+    @property
+    def mistake_reward(self) -> float:  # type: ignore[override]
+        """Reward of a reply that is no action: `invalid_reward`, else the lowest that the servers gave so far."""
+        return self._servers.lowest if self.options.invalid_reward is None else self.options.invalid_reward
 
     async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
         data: dict[str, Any] = {**(self.options.reset_options or {}), "seed": seed}

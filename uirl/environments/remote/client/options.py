@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from uirl.config.section import Count, NonNegative, Positive
-from uirl.environments.options import EnvironmentOptions, Names
+from uirl.environments.options import EnvironmentOptions, MistakeReward, Names
 from uirl.environments.ui.vocabulary import Coordinates
 from uirl.errors import ConfigError
 
@@ -118,6 +118,9 @@ class OpenEnvOptions(RemoteOptions):
     """The system prompt, which is not on the wire."""
     max_turns: Count | None = None
     """Actions per episode; None: the run's limit alone."""
+    invalid_reward: MistakeReward | None = None
+    """Reward of a reply that is no action, also of one that the server refuses; None: the lowest that the servers gave
+    in this process so far, at most 0."""
     blind: bool = False
     """Go without rewards, for the agent's token of a `uirl serve`."""
 

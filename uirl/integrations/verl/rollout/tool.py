@@ -122,7 +122,7 @@ class EnvironmentTool(BaseTool):
         try:
             seen, reward = await episode.call(self._definition.name, parameters)
         except ValueError as mistake:
-            return ToolResponse(text=str(mistake)), 0.0, {}
+            return ToolResponse(text=str(mistake)), episode.mistake_reward if episode.running else 0.0, {}
         except RolloutFailure as failure:
             raise _typed(failure) from failure
         metrics = {} if episode.success is None else {"success": float(episode.success)}

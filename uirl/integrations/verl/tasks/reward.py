@@ -18,7 +18,7 @@ from uirl.images import ImageStore
 from uirl.integrations.verl.rollout.agent_loop import spec_of
 from uirl.parsers import create_parser
 from uirl.rollout.episode import Episode, EpisodeLimits
-from uirl.rollout.reward import RewardFunction, apply_reward
+from uirl.rollout.reward import RewardFunction, judge_episode
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.success import settle_outcomes
 from uirl.types import Trajectory
@@ -53,12 +53,13 @@ class EnvironmentRewardWrapper:
         """Return what one reply is worth in the instance that `row` names."""
         session = EnvironmentSession(self.environment.spawn())
         try:
-            episode = Episode(session, self._parser, spec_of(row), ImageStore(), EpisodeLimits(1))
+            images = ImageStore()
+            episode = Episode(session, self._parser, spec_of(row), images, EpisodeLimits(1))
             await episode.begin()
             await episode.act(text)
             record = episode.end()
             if self.reward_fn is not None:
-                apply_reward(record, self.reward_fn, session.env)
+                await judge_episode(record, self.reward_fn, session.env, images)
         finally:
             await session.close()
         settle_outcomes([record], self._speakers)
