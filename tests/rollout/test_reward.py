@@ -1,0 +1,110 @@
+"""How the person's reward function is called: what it is given, and what is refused before an episode is played."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+
+from uirl.errors import ConfigError
+from uirl.images import ImageStore
+from uirl.rollout.episode import EpisodeOptions
+from uirl.rollout.reward import apply_reward, judge_episode
+from uirl.types import Trajectory
+
+WORLD: Any = object()
+
+
+def seen(record: Any, environment: Any = None, option: Any = None) -> float:
+    """1 for the episode alone, 2 with its environment; an option that was touched is an error."""
+    assert isinstance(record, Trajectory)
+    assert option is None
+    assert environment is None or environment is WORLD
+    return 1.0 if environment is None else 2.0
+
+
+async def waits(record: Any, environment: Any) -> float:
+    await asyncio.sleep(0)
+    return seen(record, environment)
+
+
+class Judge:
+    def __call__(self, record: Any, *, environment: Any) -> float:
+        return seen(record, environment)
+
+    def method(self, record: Any, env: Any = None) -> float:
+        return seen(record, env)
+
+
+class AsyncJudge:
+    async def __call__(self, record: Any) -> float:
+        return await waits(record, None)
+
+
+def bound(record: Any, threshold: float, environment: Any) -> float:
+    assert threshold == 3
+    return seen(record, environment)
+
+
+@wraps(waits)
+def wrapped(*args: Any, **keys: Any) -> Any:
+    return waits(*args, **keys)
+
+
+def with_keywords(record: Any, **keys: Any) -> float:
+    return seen(record, **keys)
+
+
+FITTING: list[tuple[Any, float]] = [
+    (lambda t: seen(t), 1),
+    (lambda t, strict=None: seen(t, None, strict), 1),
+    (lambda t, strict=None, environment=None: seen(t, environment, strict), 2),
+    (lambda t, world: seen(t, world), 2),
+    (lambda t, env=None: seen(t, env), 2),
+    (lambda t, /, environment=None, *more: seen(t, environment), 2),
+    (lambda *args: seen(*args), 1),
+    (with_keywords, 1),
+    (waits, 2),
+    (wrapped, 2),
+    (Judge(), 2),
+    (Judge().method, 2),
+    (AsyncJudge(), 1),
+    (partial(bound, threshold=3), 2),
+    (partial(seen, environment=None), 1),
+    (partial(seen, option=None), 2),
+    (partial(lambda bonus, t, world: seen(t, world), 3), 2),
+]
+
+
+@pytest.mark.parametrize("way", ["awaited", "at once"])
+@pytest.mark.parametrize("number", range(len(FITTING)))
+def test_a_reward_function_gets_what_it_asks_for(number: int, way: str) -> None:
+    reward_fn, total = FITTING[number]
+    EpisodeOptions(reward_fn=reward_fn)
+    record = Trajectory()
+    record.rewards = [0.5]
+    if way == "awaited":
+        asyncio.run(judge_episode(record, reward_fn, WORLD, ImageStore()))
+    else:
+        apply_reward(record, reward_fn, WORLD)
+    assert record.total_reward() == total
+
+
+@pytest.mark.parametrize(
+    "reward_fn",
+    [
+        lambda: 1.0,
+        lambda t, environment, threshold: 1.0,
+        lambda t, *, threshold: 1.0,
+        lambda environment, t: 1.0,
+        lambda env: 1.0,
+        partial(lambda t, environment: 1.0, 1, 2),
+        bound,
+        "accuracy",
+    ],
+)
+def test_what_cannot_be_called_so_is_refused_before_an_episode(reward_fn: Any) -> None:
+    with pytest.raises(ConfigError, match=r"reward_fn .*got .*expected .*trajectory"):
+        EpisodeOptions(reward_fn=reward_fn)
