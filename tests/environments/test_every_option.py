@@ -109,6 +109,7 @@ CASES: dict[str, dict[str, Case]] = {
         "action_names": case(("left", "down", "right", "up"), shows="told"),
         "max_turns": case(3, shows="turns"),
         "success_return": case(0.0, shows="success"),
+        "invalid_reward": case(-1.5, shows="mistake"),
         "make_options": case({"is_slippery": False}, shows="stumbling"),
         "describe": case(False, shows="told"),
     },
@@ -167,6 +168,7 @@ def stumble(env: Any, turn: int) -> Action:
 STATIC: dict[str, Callable[[Any], Any]] = {
     "told": lambda env: (env.get_prompt_prefix(), str(env.tool_schemas())),
     "turns": lambda env: env.max_turns,
+    "mistake": lambda env: env.mistake_reward,
     "tasks": lambda env: env.tasks(),
     "format": lambda env: env.action_format,
 }

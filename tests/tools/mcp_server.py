@@ -52,6 +52,24 @@ def point() -> Point:
     return Point(x=3)
 
 
+@server.tool(name="New Tool")
+def new_tool() -> str:
+    """Has a name that no policy can write."""
+    return "new"
+
+
+@server.tool(name="New_Tool")
+def other_new_tool() -> str:
+    """Has the name that the other one becomes."""
+    return "other"
+
+
+@server.tool()
+def many(count: int) -> list[int]:
+    """Numbers."""
+    return list(range(count))
+
+
 @server.tool()
 def picture() -> list[Image | str]:
     """A picture and a word."""

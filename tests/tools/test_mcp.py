@@ -113,6 +113,19 @@ async def test_structured_content_and_pictures(server: MCPServer) -> None:
     assert (await ask(registry, "picture")).result == "[image: image/png, 5 bytes, not shown]\nhello"
 
 
+async def test_a_name_that_no_policy_can_write_becomes_one_that_it_can(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    assert {"add", "New_Tool", "New_Tool_2"} <= set(registry.names)
+    assert (await ask(registry, "New_Tool")).result == "other"
+    assert (await ask(registry, "New_Tool_2")).result == "new"
+
+
+async def test_a_list_arrives_as_its_items_also_where_it_has_none(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    assert (await ask(registry, "many", count=2)).result == "0\n1"
+    assert (await ask(registry, "many", count=0)).result == []
+
+
 async def test_sixteen_episodes_share_one_connection(server: MCPServer) -> None:
     registry = ToolRegistry(server.tools())
     episodes = [registry.spawn() for _ in range(16)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,6 +39,14 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 
 def _no_parameters() -> dict[str, Any]:
     return {"type": "object", "properties": {}}
+
+
+def callable_name(name: str, taken: Container[str] = ()) -> str:
+    """Return a name that a policy can call, for one that somebody else chose: 'New Tool' is 'New_Tool', and
+    'New_Tool_2' where that is taken."""
+    base = re.sub(r"[^\w.:/-]+", "_", name)[:120] or "tool"
+    numbered = (f"{base}_{number}" if number > 1 else base for number in itertools.count(1))
+    return next(one for one in numbered if one not in taken)
 
 
 @dataclass(frozen=True)

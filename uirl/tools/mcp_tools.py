@@ -11,8 +11,9 @@ from typing import Any
 
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
 from uirl.tools.base import Tool, ToolError
-from uirl.tools.definition import ToolDefinition
+from uirl.tools.definition import ToolDefinition, callable_name
 from uirl.tools.mcp_connection import MCPConnection, MCPTarget, Refused
+from uirl.tools.results import structured_value
 
 
 class MCPServer:
@@ -106,12 +107,16 @@ class MCPServer:
         Raises ContractError before `start`, or for a schema that is none.
         """
         connection = self._connected()
-        tools = []
+        tools: list[MCPTool] = []
+        # names that need no change come first: another's change must not take them
+        taken = {name for listed in connection.listed if callable_name(name := self.prefix + listed["name"]) == name}
         for listed in connection.listed:
+            name = self.prefix + listed["name"]
+            if name not in taken:
+                name = callable_name(name, taken)
+                taken.add(name)
             try:
-                definition = ToolDefinition(
-                    self.prefix + listed["name"], listed.get("description") or "", listed["inputSchema"]
-                )
+                definition = ToolDefinition(name, listed.get("description") or "", listed["inputSchema"])
             except ConfigError as error:
                 raise ContractError(f"MCP server {self.name} lists a tool that cannot be used: {error}") from error
             tools.append(MCPTool(self, listed["name"], definition))
@@ -184,7 +189,7 @@ class MCPTool(Tool):
         content = [text_of(block) for block in result.get("content") or ()]
         if result.get("isError"):
             raise ToolError("\n".join(content))
-        return "\n".join(content) if content else result.get("structuredContent")
+        return "\n".join(content) if content else structured_value(result.get("structuredContent"))
 
     async def is_well(self) -> bool:
         """Return whether the server answers another question."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import EnvironmentFailure
@@ -25,6 +26,12 @@ def read_result(value: Any, limit: int | None, where: str) -> Any:
         raise EnvironmentFailure(f"{where} returned what cannot be kept: {error}") from None
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     return plain if limit is None or len(text) <= limit else cut(text, limit)
+
+
+def structured_value(structured: Any) -> Any:
+    """Return the structured content of an MCP result: servers wrap what is no object as {'result': value}."""
+    alone = isinstance(structured, Mapping) and structured.keys() == {"result"}
+    return structured["result"] if alone else structured
 
 
 def cut(text: str, limit: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,6 +173,24 @@ def test_replies_become_actions_of_the_space(space: Any, reply: str, expected: A
 def test_replies_outside_of_the_space_are_refused(space: Any, reply: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_action(space, reply)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (SPACES.Box(-2, 2, (1,)), "one number from -2 to 2"),
+        (SPACES.Box(-0.1, 0.3, (3,)), "3 numbers, with spaces between them, each from -0.1 to 0.3"),
+        (SPACES.Box(np.array([0, -np.inf]), np.array([1, 9])), r".*them: number 1 from 0 to 1; number 2 of at most 9"),
+        (SPACES.Box(-np.inf, np.inf, (2,)), "2 numbers, with spaces between them"),
+        (SPACES.Box(0, 255, (2,), np.uint8), ".*each from 0 to 255"),
+        (SPACES.MultiDiscrete([3, 3]), ".*each from 0 to 2"),
+        (SPACES.MultiDiscrete([3, 2], start=[1, 0]), ".*: number 1 from 1 to 3; number 2 from 0 to 1"),
+        (SPACES.MultiBinary(2), ".*each from 0 to 1"),
+        (SPACES.Discrete(3, start=5), "a number from 5 to 7"),
+    ],
+)
+def test_the_prompt_says_between_what_every_number_lies(space: Any, words: str) -> None:
+    assert re.fullmatch(words, describe_actions(space))
 
 
 def test_a_space_without_a_text_form_is_named() -> None:

@@ -120,6 +120,17 @@ async def test_a_tab_goes_to_the_next_field_and_enter_is_a_key(page: Page) -> No
     assert await value(page, "two") == "two\n"
 
 
+@pytest.mark.parametrize("length", [3, 200, 201, 5000])
+async def test_line_breaks_and_tabs_are_keys_however_long_the_text_is(page: Page, length: int) -> None:
+    await page.click(130, 10)
+    await page.evaluate("take(); one.onkeydown = e => { if (e.key === 'Enter') window.sent = one.value; }; void 0")
+    await page.type("a" * (length - 1) + "\n")
+    assert await page.evaluate("window.sent") == "a" * (length - 1)
+    await page.type("b" * length + "\tc")
+    assert await page.evaluate("document.activeElement.id") == "two"
+    assert await value(page, "two") == "c"
+
+
 async def test_chords(page: Page) -> None:
     await page.click(130, 10)
     await page.type("hello")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -416,6 +417,46 @@ async def test_a_folder_takes_content_per_episode_and_a_demonstrator_finds_its_t
         assert env.expert_action() is None
     with pytest.raises(ConfigError, match="did you mean 'buy'"):
         env.click_on("by")
+    await env.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["data.js", "/data.js", "./data.js", "deep/er/d\u00e4ta 1.js", "/a.b-c_d~e.js", "a%20b.js"]
+)
+async def test_a_file_is_there_under_the_name_it_was_given(name: str) -> None:
+    class Filed(WebEnvironment):
+        html = f"<!doctype html><script src={json.dumps(name, ensure_ascii=False)}></script>"
+        state = "({title: document.title})"
+        files: ClassVar[dict[str, Any]] = {name: "document.title = 'read'"}
+
+    env = Filed()
+    assert (await env.reset(seed=0)).images
+    assert env._state == {"title": "read"}
+    await env.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"../data.js": ""}, "no page can ask for"),
+        ({"a//b.js": ""}, "no page can ask for"),
+        ({"a.js?v=1": ""}, "no page can ask for"),
+        ({"http://app.localhost/data.js": ""}, "no page can ask for"),
+        ({"data.js": "", "/data.js": ""}, "twice"),
+        ({"/": "<p>"}, "beside html"),
+        ({"": "<p>"}, "beside html"),
+        ({"data.json": {"n": 1}}, "expected text or bytes"),
+        ({3: ""}, "no page can ask for"),
+    ],
+)
+async def test_files_that_nobody_could_read_are_refused(files: Any, words: str) -> None:
+    class Filed(WebEnvironment):
+        html = "<!doctype html>"
+
+    env = Filed()
+    env.files = files
+    with pytest.raises(ConfigError, match=words):
+        await env.reset(seed=0)
     await env.close()
 
 

@@ -201,6 +201,16 @@ def test_nothing_a_policy_writes_raises(name: str, arguments: dict[str, Any]) ->
         ("F12", ("f12",)),
         ("/", ("/",)),
         ("cmd+v", ("meta", "v")),
+        ("Control_L+a", ("ctrl", "a")),
+        ("Super_L", ("meta",)),
+        ("Alt_R+Tab", ("alt", "tab")),
+        ("ctrl a", ("ctrl", "a")),
+        ("Ctrl-Shift-T", ("ctrl", "shift", "t")),
+        ("shift Page_Down", ("shift", "pagedown")),
+        ("page down", ("pagedown",)),
+        ("-", ("-",)),
+        ("ctrl+-", ("ctrl", "-")),
+        ("ctrl+parenleft", ("ctrl", "(")),
     ],
 )
 def test_chords_in_many_spellings(written: str, keys: tuple[str, ...]) -> None:

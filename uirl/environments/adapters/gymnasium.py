@@ -22,6 +22,8 @@ from uirl.runtime.limits import in_words, shown
 from uirl.types import Observation
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+_ENDLESS = 1e30
+"""Bounds beyond this are the ends of the type: nobody meant them."""
 _TRIED = 500
 """Random steps that are tried to see what steps cost."""
 _LOG = logging.getLogger(__name__)
@@ -129,12 +131,20 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         if self.options.invalid_reward is not None:
             return self.options.invalid_reward
         if not self._tried:
-            other = self.spawn()
-            try:
-                self._tried.append(_lowest_of_random_steps(other._opened()))
-            finally:
-                other.close()
+            self._tried.append(self._try_elsewhere())
         return min(self._lowest, self._tried[0])
+
+    def _try_elsewhere(self) -> float:
+        """Return the lowest reward of random steps in another instance; 0 where there cannot be one."""
+        try:
+            other = self.spawn()
+        except ConfigError as error:
+            _LOG.warning("gymnasium: set invalid_reward: what a step costs cannot be tried: %s", in_words(error))
+            return 0.0
+        try:
+            return _lowest_of_random_steps(other._opened())
+        finally:
+            other.close()
 
     def get_state_description(self) -> str:
         """Return the text of the last observation; a count of the turns where it is a picture."""
@@ -230,13 +240,37 @@ def describe_actions(space: Any, names: Sequence[str] = ()) -> str:
         return f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + count - 1}"
     if kind in ("Box", "MultiDiscrete", "MultiBinary"):
         count = _size(space)
-        return "one number" if count == 1 else f"{count} numbers, with spaces between them"
+        words = "one number" if count == 1 else f"{count} numbers, with spaces between them"
+        return words + _ranges(space)
     if kind == "Text":
         return f"a text of {space.min_length} to {space.max_length} characters"
     raise ConfigError(
         f"gymnasium: no text form for the action space {space}; expected Discrete, Box, MultiDiscrete, MultiBinary "
         "or Text"
     )
+
+
+def _ranges(space: Any) -> str:
+    """Return between what the numbers of a space lie: ' from -2 to 2', one range for each where they differ."""
+    import numpy as np
+
+    kind = type(space).__name__
+    if kind == "Box":
+        lows, highs = space.low, space.high
+    else:
+        lows = space.start if kind == "MultiDiscrete" else np.zeros(space.shape, int)
+        highs = lows + space.nvec - 1 if kind == "MultiDiscrete" else np.ones(space.shape, int)
+    ranges = [_range(low, high) for low, high in zip(np.ravel(lows), np.ravel(highs), strict=True)]
+    if len(set(ranges)) == 1:
+        return f", each{ranges[0]}" if len(ranges) > 1 and ranges[0] else ranges[0]
+    return ": " + "; ".join(f"number {i}{words or ' any'}" for i, words in enumerate(ranges, 1))
+
+
+def _range(low: Any, high: Any) -> str:
+    least, most = (None if abs(float(end)) > _ENDLESS else f"{float(str(end)):.12g}" for end in (low, high))
+    if least is None:
+        return "" if most is None else f" of at most {most}"
+    return f" of at least {least}" if most is None else f" from {least} to {most}"
 
 
 def read_action(space: Any, reply: str, names: Sequence[str] = ()) -> Any:

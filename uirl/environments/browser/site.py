@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from uirl.errors import ConfigError
+from uirl.runtime.limits import shown
 
 ORIGIN = "http://app.localhost"
 """Where a site without an address of its own stands. The browser never asks the network for it."""
@@ -49,6 +53,26 @@ class Site:
             return (found.name, found.read_bytes()) if found.is_relative_to(self.folder) else None
         except (OSError, RuntimeError):  # the second: a link that leads to itself
             return None
+
+
+def read_files(files: Mapping[str, bytes | str], owner: str) -> dict[str, bytes]:
+    """Return the files by the path that a browser asks for: 'data.js' is '/data.js'.
+
+    Raises ConfigError for a path that no address leads to, for one that is given twice, and for what is no content.
+    """
+    found: dict[str, bytes] = {}
+    for name, content in files.items():
+        path = "/" + unquote(name).removeprefix("./").removeprefix("/") if isinstance(name, str) else ""
+        if posixpath.normpath(path) != path or ":/" in path or not {"?", "#", "\\"}.isdisjoint(path):
+            raise ConfigError(
+                f"{owner}: files has {shown(name, 80)}, which no page can ask for; expected a path such as '/data.json'"
+            )
+        if path in found:
+            raise ConfigError(f"{owner}: files has {path!r} twice; leave one of the two out")
+        if not isinstance(content, (str, bytes)):
+            raise ConfigError(f"{owner}: files[{name!r}] is {shown(content, 80)}; expected text or bytes")
+        found[path] = content.encode() if isinstance(content, str) else content
+    return found
 
 
 def _content_type(path: str) -> str:

@@ -16,7 +16,7 @@ from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.navigation import Threw
 from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.site import ORIGIN, Site
+from uirl.environments.browser.site import ORIGIN, Site, read_files
 from uirl.environments.ui.vocabulary import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
 from uirl.runtime.limits import shown
@@ -57,7 +57,8 @@ class WebEnvironment(PageEnvironment):
     """JavaScript that runs in every document before the page's own: for what only happens once, such as a form that
     is sent. Its variables are there for `state`."""
     files: Mapping[str, str | bytes] = MappingProxyType({})
-    """Content by path ('/data.json') that answers before the files of `folder` do: what differs between episodes."""
+    """Content by path ('/data.json' or 'data.json') that answers before the files of `folder` do: what differs between
+    episodes."""
     targets: Mapping[str, str] = MappingProxyType({})
     """Name -> CSS selector of what a demonstrator clicks: see `click_on`."""
     trusts_page: ClassVar[bool] = False
@@ -209,7 +210,9 @@ class WebEnvironment(PageEnvironment):
             if origin_of(self.url) is None:
                 raise ConfigError(f"{type(self).__name__}.url must be an http address, got {self.url!r}")
             return self.url
-        files = {**self.files, **({"/": self.html} if self.html else {})}
-        self._site.files = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+        files = read_files(self.files, type(self).__name__)
+        if self.html and "/" in files:
+            raise ConfigError(f"{type(self).__name__}: files has '/' beside html, which is that page; leave one out")
+        self._site.files = {**files, **({"/": self.html.encode()} if self.html else {})}
         self._site.folder = Path(self.folder).resolve() if self.folder else None
         return f"{self._site.origin}/"

@@ -127,6 +127,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "describe": "remote/client/test_openenv_tools.py::test_the_tools_are_listed_for_the_chat_template",
         "prompt": ("Click.", told),
         "max_turns": (3, turns),
+        "invalid_reward": (-2.0, lambda env: env.mistake_reward),
         "blind": f"{OPENENV}test_rewards_over_openenv_need_the_graders_token",
     },
     "mobile_world": {

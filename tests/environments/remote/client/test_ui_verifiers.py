@@ -293,7 +293,7 @@ def test_the_screen_environment_is_solved_through_the_protocol() -> None:
 
     with serving("screen", options={"level": 3}) as served:
         for seed in range(3):
-            assert asyncio.run(run(served.url, seed)) == 3.0  # one per solved page
+            assert asyncio.run(run(served.url, seed)) == 1.0  # an episode is one submission
         until(lambda: served.active == 0)
 
 

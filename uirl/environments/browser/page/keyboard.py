@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ def hold(key: str, down: bool, modifiers: int) -> Event:
     # With ctrl, alt or meta a key writes nothing.
     writes = _text(key, held) and not held & ~MODIFIER_BITS["shift"]
     return _event("keyDown" if writes else "rawKeyDown", key, held)
+
+
+def apart(text: str) -> list[str]:
+    """Return a text in pieces: its line breaks and tabs, and what stands between them."""
+    return [piece for piece in re.split(r"(\r\n|[\n\r\t])", text) if piece]
 
 
 def typing(text: str) -> Iterator[Event]:

@@ -22,7 +22,8 @@ from uirl.errors import EpisodeTimeout
 LOWEST_WINDOW = 100
 """Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
 LONGEST_TYPED = 200
-"""Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
+"""Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted, but for line
+breaks and tabs, which are keys."""
 MAX_NOTICES = 8
 FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
     document.addEventListener('fullscreenchange', () => setTimeout(done, 0, true), {once: true});
@@ -251,10 +252,11 @@ class Page:
 
     async def type(self, text: str) -> None:
         """Type into whatever has the focus."""
-        if len(text) <= LONGEST_TYPED:
-            await self._input("Input.dispatchKeyEvent", keyboard.typing(text))
-        else:
-            await self.insert(text)
+        for piece in [text] if len(text) <= LONGEST_TYPED else keyboard.apart(text):
+            if len(piece) <= LONGEST_TYPED:
+                await self._input("Input.dispatchKeyEvent", keyboard.typing(piece))
+            else:
+                await self.insert(piece)
 
     async def insert(self, text: str) -> None:
         """Insert text at once, without keys."""

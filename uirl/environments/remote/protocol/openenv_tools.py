@@ -16,6 +16,7 @@ from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.runtime.wire import Items, Object, Plain, Text, WireAnswer, WireError
 from uirl.tools.definition import ToolDefinition
+from uirl.tools.results import structured_value
 from uirl.types import ToolCall, ToolResult
 
 CALL_TOOL = "call_tool"
@@ -107,5 +108,5 @@ def read_tool_answer(seen: Mapping[str, Any], call: ToolCall) -> tuple[ToolResul
         if block.type == "image"
     )
     texts = [str(block.text) for block in output.content if block.type == "text"]
-    shown_result = "\n".join(texts) if texts or images else output.structured_content
+    shown_result = "\n".join(texts) if texts or images else structured_value(output.structured_content)
     return ToolResult(call.name, call.arguments, not output.is_error, shown_result, call.id), images
