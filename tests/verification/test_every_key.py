@@ -148,7 +148,7 @@ async def screen_size(world: World) -> Any:
 
 
 async def timeout(world: World) -> Any:
-    world.server.replies = [said_late()]
+    world.server.replies = [said_late(), said_late()]  # the second: whether it answers anybody
     slow = await world.says(["verification.timeout=0.2"], [weak()])
     world.server.replies = [said_late()]
     return [slow, await world.says([], [weak(red())])]
@@ -162,8 +162,8 @@ def said_late() -> Any:
 
 async def retries(world: World) -> Any:
     found = []
-    for i, count in enumerate((0, 1)):
-        world.server.faults.append(Answer("busy", 429, {"retry-after": "0"}))
+    for i, (count, faults) in enumerate(((0, 2), (1, 1))):  # without: about the episode, and about anybody
+        world.server.faults.extend([Answer("busy", 429, {"retry-after": "0"})] * faults)
         found.append(await world.says([f"verification.retries={count}"], [weak(green(9 + i))]))
     return found
 
@@ -230,7 +230,7 @@ CASES: dict[str, tuple[Callable[[World], Any], Any]] = {
     "concurrent": (concurrent, [8, 1]),
     "max_calls": (max_calls, [["judge budget"], [("judge", 1.0)]]),
     "max_tokens": (max_tokens, [[("judge", 1.0), "judge budget"], [("judge", 1.0), ("judge", 0.0)]]),
-    "precision_limit": (precision_limit, [("judge", 1.0), "judge not believed"]),
+    "precision_limit": (precision_limit, [("judge", 1.0), ("rules", 0.0)]),
     "correct_noise": (correct_noise, [True, True]),
     "memory": (memory, [(True, False), (True, True)]),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault:
 
     def break_it() -> None:
         if isinstance(fault, str):
-            server.replies = [fault]
+            server.replies += [fault]
         else:
             server.faults.extend([fault])
 
@@ -129,7 +130,9 @@ async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault:
             said = await found(judge, episode("sure", sent, green(), id=f"{prefer}{sent}"))
             assert (said.verifier, said.score) == ("rules", float(sent))
             assert judge.counts["no answer"] == 1
+            await judge.judge.client.ask(*_points("weak"))  # type: ignore[union-attr]
             break_it()
+            break_it()  # what it is asked to know whether it answers anybody
             made = episode("weak", False, green())
             with pytest.raises(JudgeFailure, match=r"^judge "):
                 await found(judge, made)
@@ -138,22 +141,24 @@ async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault:
             await judge.close()
 
 
-def _points() -> Any:
+def _points(task: str = "sure") -> Any:
     from uirl.verification.answers import KeyPoints
     from uirl.verification.prompts import Goal, ask_points
 
-    return KeyPoints, ask_points(Goal("goal of sure"))
+    return KeyPoints, ask_points(Goal(f"goal of {task}"))
 
 
-async def test_where_nobody_knows_there_is_no_score(server: ScriptedJudge) -> None:
+async def test_where_nobody_knows_it_is_not_solved(server: ScriptedJudge) -> None:
     rules_alone = HybridVerifier(None, rules=RULES)
     assert (await found(rules_alone, episode("weak", True, red()))).score == 1.0
-    with pytest.raises(JudgeFailure, match=r"^judge abstention: the rules do not know .* nobody else was asked"):
-        await found(rules_alone, episode("weak", False, red()))
+    said = await found(rules_alone, episode("weak", False, red()))
+    assert (said.score, said.passed, said.verifier) == (0.0, False, "rules")
+    assert re.search("the rules do not know .* nobody else was asked", said.reason)
     judge = verifier(server)
     server.outcome = lambda seen: "unclear"
-    with pytest.raises(JudgeFailure, match=r"^judge abstention: .*the judge abstains"):
-        await found(judge, episode("weak", False, red()))
+    said = await found(judge, episode("weak", False, red()))
+    assert (said.score, said.passed, said.verifier) == (0.0, False, "judge")
+    assert "the judge abstains" in said.reason
     await judge.close()
 
 
@@ -167,8 +172,9 @@ async def test_a_judge_that_accepts_too_much_is_not_believed_alone(
         for i in range(12):
             await found(judge, episode("sure", i % 4 == 0, red(), id=f"e{i}"))
         made = episode("weak", False, red(2))
-        with pytest.raises(JudgeFailure, match=r"^judge not believed: .*precision 0.25 \[0.09, 0.53\] of 12 accepted"):
-            await found(judge, made)
+        said = await found(judge, made)
+    assert (said.score, said.verifier) == (0.0, "rules")
+    assert "not believed alone: precision 0.25 [0.09, 0.53] of 12 accepted" in said.reason
     assert "is no longer believed alone: precision 0.25" in caplog.text
     assert (await found(judge, episode("sure", True, red(3), id="s"))).verifier == "rules"
     prefers = HybridVerifier(judge.judge, False, rules=RULES, options=judge.options)
@@ -187,8 +193,7 @@ async def test_whom_nobody_believes_is_asked_only_to_know_how_good_it_is(server:
     for i in range(12):
         await found(judge, episode("sure", i % 4 == 0, red(), id=f"e{i}"))
     asked, made = len(server.seen), episode("weak", False, red(2))
-    with pytest.raises(JudgeFailure, match=r"^judge not believed: "):
-        await found(judge, made)
+    assert "not believed alone" in (await found(judge, made)).reason
     assert (len(server.seen), judge.counts["saved"], made.metrics[SAVED]) == (asked, 1, 1.0)
     server.outcome = server.look
     for i in range(30):

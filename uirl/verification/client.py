@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ _LIMITS = Limits(size=2**22)
 OPENAI = "https://api.openai.com/v1"
 URL_VARIABLE, KEY_VARIABLE = "UIRL_LLM_BASE_URL", "UIRL_LLM_API_KEY"
 """Environment variables with the address and the key of the model that judges, where nothing else names them."""
+BUDGET = "budget"
+"""Cause of a failure that comes of what a person allows to spend."""
 MAX_TOKENS = 2000
 """Of one answer."""
 
@@ -44,8 +47,7 @@ A = TypeVar("A", bound=WireAnswer)
 
 def judge_failure(cause: str, message: str) -> JudgeFailure:
     """Return a failure whose message begins with its cause, by which failures are counted: 'timeout', 'rate limit',
-    'server', 'refused request', 'connection', 'junk', 'refusal', 'budget', 'no pictures', 'abstention', 'not
-    believed'."""
+    'server', 'refused request', 'connection', 'junk', 'refusal', 'budget', 'no pictures', 'not asked'."""
     return JudgeFailure(f"judge {cause}: {message}")
 
 
@@ -130,6 +132,7 @@ class JudgeClient:
         about: str = "",
         vote: int = 0,
         temperature: float = 0.0,
+        fresh: bool = False,
     ) -> A:
         """Return the answer of the model, a kept one where the very same was asked before.
 
@@ -141,6 +144,7 @@ class JudgeClient:
                 request does not show the difference.
             vote: Number of the vote, which is its seed.
             temperature: Of the sampling.
+            fresh: Ask in any case, and keep nothing: whether the server answers is the question.
 
         Raises:
             JudgeFailure: The server gave none, or junk, or refused; the budget is used up.
@@ -150,7 +154,7 @@ class JudgeClient:
         ]
         content.append({"type": "text", "text": prompt.user})
         messages = [{"role": "system", "content": prompt.system}, {"role": "user", "content": content}]
-        key = self._key(answer, messages, about, vote, temperature)
+        key = self._key(answer, messages, uuid.uuid4().hex if fresh else about, vote, temperature)
         lock = self._asking.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
         try:
             async with lock:  # the same question twice at once is one call
@@ -161,7 +165,8 @@ class JudgeClient:
                 async with self._slot():
                     text = await self._call(answer, messages, vote, temperature)
                 found = self._read(answer, text)
-                self.memory.keep(key, text)
+                if not fresh:
+                    self.memory.keep(key, text)
                 return found
         except JudgeFailure as failure:
             self._count(cause_of(str(failure)), failure)
@@ -198,7 +203,7 @@ class JudgeClient:
             if not self.memory.take(self.budget, self.limits.max_calls, self.limits.max_tokens):
                 calls, tokens = self.memory.spent(self.budget)
                 raise judge_failure(
-                    "budget",
+                    BUDGET,
                     f"{calls} calls and {tokens} tokens are spent of {self.limits.max_calls} calls and "
                     f"{self.limits.max_tokens} tokens (verification.max_calls, verification.max_tokens)",
                 )

@@ -15,6 +15,7 @@ from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import shown
 from uirl.types import Trajectory, Verdict
 from uirl.verification.client import (
+    BUDGET,
     CallLimits,
     JudgeClient,
     cause_of,
@@ -31,17 +32,23 @@ from uirl.verification.rules import RuleBook
 
 _LOG = logging.getLogger(__name__)
 
-RULE, JUDGE, ASKED, SAVED, NO_ANSWER, PROCESS = (
+RULE, JUDGE, ASKED, SAVED, NO_ANSWER, NOBODY, PROCESS = (
     "verification/rule",
     "verification/judge",
     "verification/asked",
     "verification/saved",
     "verification/no_answer",
+    "verification/nobody",
     "verification/process",
 )
 """Numbers of an episode (`Trajectory.metrics`): what the rules and the judge said (1 passed, 0 failed, absent:
-nothing), whether the judge was asked (1), that was saved (1) or it gave no answer (1), and how well the agent went
-about it, as the judge says."""
+nothing), whether the judge was asked (1), that was saved (1) or it gave no answer (1), whether it is unsolved because
+nobody said yes or no (1), and how well the agent went about it, as the judge says."""
+
+
+TRIES = 3
+"""So often the judge is asked about an episode that it does not answer, while it answers about others: one of several
+answers may be lost by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,9 @@ class Verification:
 class HybridVerifier:
     """Judges episodes by rules and a multimodal judge; give it to a trainer as its `reward_fn`.
 
-    Where the preferred one of the two does not know, the other decides; where neither does, JudgeFailure is raised: no
-    answer is no score.
+    Where the preferred one of the two does not know, the other decides. Where neither does, the episode is not solved:
+    what it shows, and so whether it can be judged, is the policy's doing. JudgeFailure is raised where the judge is
+    needed and answers nobody: what the world alone can cause is no score.
     """
 
     def __init__(
@@ -128,7 +136,7 @@ class HybridVerifier:
     # -- of one episode ----------------------------------------------------------------------------------------
 
     def verify(self, task_name: str, task_goal: str, trajectory: Trajectory) -> tuple[float, str]:
-        """Return (score, reason) of an episode of the task. Raises JudgeFailure where nobody can say."""
+        """Return (score, reason) of an episode of the task. Raises JudgeFailure where the judge answers nobody."""
         if self._loop is None:
             self._loop = EventLoopThread("uirl-verifier")
         found = self._loop.run(self.averify(task_name, task_goal, trajectory))
@@ -144,13 +152,13 @@ class HybridVerifier:
     ) -> Verdict:
         """Return the verdict on an episode that has just ended, and note in its `metrics` who said what.
 
-        `pictures` finds those that it names. Raises JudgeFailure where nobody can say.
+        `pictures` finds those that it names. Raises JudgeFailure where the judge answers nobody.
         """
         return (await self.verify_evidence(Evidence(trajectory, environment, pictures))).verdict
 
     def __call__(self, trajectory: Trajectory, environment: Any = None) -> float:
         """Return the score, as a plain reward function does; the verdict stands in the trajectory then. Raises
-        JudgeFailure where nobody can say."""
+        JudgeFailure where the judge answers nobody."""
         if self._loop is None:
             self._loop = EventLoopThread("uirl-verifier")
         trajectory.verdict = self._loop.run(self.judge_episode(trajectory, environment))
@@ -158,17 +166,22 @@ class HybridVerifier:
 
     async def verify_evidence(self, evidence: Evidence, *, worth_asking: bool = True) -> Verification:
         """Return what is found of an episode. `worth_asking` False: the judge's answer could change nothing, so the
-        rules alone speak. Raises JudgeFailure where nobody can say."""
+        rules alone speak. Raises JudgeFailure where the judge answers nobody, and where it would have to be asked."""
         record = evidence.trajectory
         rule = self.rules.ask(evidence)
         if rule.outcome.passed is not None:
             record.metrics[RULE] = float(rule.outcome.passed)
         said, failure = await self._ask(evidence, rule, worth_asking)
         if said is not None:
-            record.metrics[PROCESS] = said.process
+            if said.votes.asked:
+                record.metrics[PROCESS] = said.process
             if said.outcome.passed is not None:
                 record.metrics[JUDGE] = float(said.outcome.passed)
                 self._compare(record, rule, said)
+        if rule.outcome is Outcome.UNKNOWN and self.judge is not None and not worth_asking:
+            raise judge_failure(
+                "not asked", f"the rules do not know ({rule.reason}), and an answer could change nothing"
+            )
         return self._decide(record, rule, said, failure)
 
     async def verify_group(self, group: Sequence[Evidence]) -> list[Verification | JudgeFailure]:
@@ -218,7 +231,8 @@ class HybridVerifier:
     async def _ask(
         self, evidence: Evidence, rule: Finding, worth_asking: bool
     ) -> tuple[JudgeVerdict | None, JudgeFailure | None]:
-        """Return what the judge says, or why it gave no answer; (None, None): it was not asked."""
+        """Return what the judge says, or why it gave no answer; (None, None): it was not asked. Where its answer is
+        needed and it answers about others alone, it abstains: that is the doing of this episode."""
         if self.judge is None:
             return None, None
         record, decided = evidence.trajectory, rule.outcome is not Outcome.UNKNOWN
@@ -229,13 +243,22 @@ class HybridVerifier:
             return None, None
         self.counts["asked"] += 1
         record.metrics[ASKED] = 1.0
-        try:
-            return await self.judge.judge(evidence), None
-        except JudgeFailure as failure:
-            record.metrics[NO_ANSWER] = 1.0
-            self.counts["no answer"] += 1
-            self.counts[f"no answer: {cause_of(str(failure))}"] += 1
-            return None, failure
+        needed = useful and not decided
+        for _ in range(TRIES):
+            try:
+                return await self.judge.judge(evidence), None
+            except JudgeFailure as error:
+                failure = error
+            if not needed or cause_of(str(failure)) == BUDGET or not await self.judge.answers_about_beginning(evidence):
+                self._note_no_answer(record, failure)
+                return None, failure
+        self._note_no_answer(record, failure)
+        return JudgeVerdict.abstaining(f"the judge answers about others and not about this episode: {failure}"), None
+
+    def _note_no_answer(self, record: Trajectory, failure: JudgeFailure) -> None:
+        record.metrics[NO_ANSWER] = 1.0
+        self.counts["no answer"] += 1
+        self.counts[f"no answer: {cause_of(str(failure))}"] += 1
 
     def _save(self, record: Trajectory) -> None:
         self.counts["saved"] += 1
@@ -269,20 +292,31 @@ class HybridVerifier:
         if by_rule is not None and (self.prefer_rules or by_judge is None or not self._is_believed()):
             self.counts["rules"] += 1
             return Verification(float(by_rule), by_rule, rule.reason, "rules", rule.outcome, said)
-        if failure is not None:
+        if failure is not None and self._is_believed():
             raise failure
-        if not self._is_believed():
-            raise judge_failure(
-                "not believed",
-                f"the rules do not know ({rule.reason}), and the judge is not believed alone: "
-                f"{_precision(self.quality())} (verification.precision_limit {self.options.precision_limit})",
-            )
-        if said is None or by_judge is None:
-            judge = "nobody else was asked" if said is None else said.reason
-            raise judge_failure("abstention", f"the rules do not know ({rule.reason}), and {judge}")
+        if by_judge is None or said is None or not self._is_believed():
+            return self._unsolved(record, rule, said)
         self.counts["judge"] += 1
         score = self._corrected(float(by_judge), record.group_id or record.id)
         return Verification(score, by_judge, said.reason, "judge", rule.outcome, said)
+
+    def _unsolved(self, record: Trajectory, rule: Finding, said: JudgeVerdict | None) -> Verification:
+        """Return that an episode is not solved, of which neither rules nor a judge that is believed say yes or no."""
+        believed, score = self._is_believed(), 0.0
+        if not believed:
+            limit = f"verification.precision_limit {self.options.precision_limit}"
+            why = f"the judge is not believed alone: {_precision(self.quality())} ({limit})"
+        elif said is None:
+            why = "nobody else was asked"
+        else:
+            why, score = said.reason, self._corrected(0.0, record.group_id or record.id)
+        reason = f"not solved as far as anybody can say: the rules do not know ({rule.reason}), and {why}"
+        record.metrics[NOBODY] = 1.0
+        self.counts["nobody"] += 1
+        if is_round(self.counts["nobody"]):
+            _LOG.warning("an episode counts as not solved (time %d): %s", self.counts["nobody"], shown(reason, 400))
+        by: Literal["rules", "judge"] = "judge" if believed and said is not None else "rules"
+        return Verification(score, False, reason, by, rule.outcome, said)
 
     def _is_believed(self) -> bool:
         if self.options.precision_limit is None:

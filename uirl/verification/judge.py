@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from uirl.errors import JudgeFailure
 from uirl.types import Trajectory
 from uirl.verification.answers import Judgement, KeyPoints, Progress, ScreenScores
 from uirl.verification.client import JudgeClient, judge_failure
@@ -51,6 +52,11 @@ class JudgeVerdict:
     calls_saved: int = 0
     """Votes that were not asked, because they could change nothing."""
 
+    @staticmethod
+    def abstaining(reason: str) -> JudgeVerdict:
+        """Return the verdict of a judge that says nothing about an episode."""
+        return JudgeVerdict(Outcome.UNKNOWN, reason, Votes(), 0.0, "none", ScreenCounts())
+
     @property
     def finding(self) -> Finding:
         return Finding(self.outcome, self.reason)
@@ -85,6 +91,21 @@ class Judge:
         pictures = [picture for _, picture in shown]
         judgements = await self._poll(Judgement, prompt, pictures, about)
         return _verdict(judgements, counts, self.options.votes - len(judgements))
+
+    async def answers_about_beginning(self, evidence: Evidence) -> bool:
+        """Return whether the judge answers, asked anew in the same form, about what no policy made: the goal and the
+        screen on which the episode began. If it does, and not about the episode, what is in the episode is why."""
+        begun = replace(evidence, trajectory=evidence.trajectory.prefix(0))
+        goal, counts = Goal.of(evidence.trajectory), ScreenCounts()
+        screens = await asyncio.to_thread(screens_of, begun, self.options.screens, counts)
+        shown = await asyncio.to_thread(_all_shown, screens, self.options.screens.size, counts)
+        try:
+            points = (await self.client.ask(KeyPoints, ask_points(goal))).key_points
+            prompt = ask_verdict(goal, points, begun.trajectory, [screen.number for screen, _ in shown])
+            await self.client.ask(Judgement, prompt, [picture for _, picture in shown], fresh=True)
+        except JudgeFailure:
+            return False
+        return True
 
     async def progress(self, evidence: Evidence) -> Finding:
         """Return whether all turns of the beginning of an episode were right; unknown: it abstains. Raises JudgeFailure

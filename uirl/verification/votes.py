@@ -66,11 +66,11 @@ def count_votes(votes: Sequence[Outcome | None]) -> Votes:
 
 async def poll(ask: Callable[[int], Awaitable[B]], wanted: int) -> list[B | None]:
     """Return the answers to `ask(number of the vote)`, at most `wanted`; None: unreadable. As soon as the rest can
-    change nothing it is not asked. Raises the newest JudgeFailure where no answer can be read."""
+    change nothing it is not asked. Raises the newest JudgeFailure where answers that cannot be read leave it open."""
     answers: list[B | None] = []
     failure: JudgeFailure | None = None
     while len(answers) < wanted:
-        votes = count_votes([None if answer is None else answer.vote for answer in answers])
+        votes = _counted(answers)
         left = wanted - len(answers)
         if answers and votes.settled(left):
             break
@@ -80,9 +80,13 @@ async def poll(ask: Callable[[int], Awaitable[B]], wanted: int) -> list[B | None
         for said in await asyncio.gather(*asked):
             failure = said if isinstance(said, JudgeFailure) else failure
             answers.append(None if isinstance(said, JudgeFailure) else said)
-    if failure is not None and all(answer is None for answer in answers):
+    if failure is not None and _counted(answers).outcome is Outcome.UNKNOWN:
         raise failure
     return answers
+
+
+def _counted(answers: Sequence[Ballot | None]) -> Votes:
+    return count_votes([None if answer is None else answer.vote for answer in answers])
 
 
 async def _answer(ask: Callable[[int], Awaitable[B]], number: int) -> B | JudgeFailure:

@@ -147,7 +147,7 @@ def _judged(evidence: Evidence, result: Verification | JudgeFailure) -> Judged:
         result.score,
         result.by,
         result.reason,
-        process=None if said is None else said.process,
+        process=None if said is None or not said.votes.asked else said.process,
         screens=screens,
     )
 
