@@ -60,6 +60,7 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["record"] == str(run / "evaluations" / "step_000002.sqlite")
     assert report["excluded"] == {
         "episodes": 8,
+        "judged": 8,
         "excluded": {},
         "failed_attempts": {},
         "success": report["success"],

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class Collection:
     selection."""
     replaced: int = 0
     """Of these, the ones without a signal."""
+    given_up: Counter[str] = field(default_factory=Counter)
+    """'surplus', 'straggler' -> episodes of which nothing is known, since nobody waited for them: the slow ones."""
 
     @property
     def learned(self) -> list[Trajectory]:
@@ -134,6 +137,7 @@ class Flow:
                 "failures of the run's episodes say why"
             )
         if not self._config.actors.run_ahead:
+            collection.given_up["surplus"] += len(self.channel.episodes_outstanding)
             await self.give_up("surplus")
         return collection
 
@@ -194,6 +198,8 @@ class Flow:
             self._top_up(updates)
             group = await self.channel.receive()
             self._book_received(group)
+            ended = {one.id for one in group.spares}
+            collection.given_up.update(reason for id, reason in group.unused.items() if id not in ended)
             if activity is not None:
                 activity.done += len(group.trajectories)
             oldest = group.oldest_version

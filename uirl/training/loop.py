@@ -226,7 +226,7 @@ class RLTrainer:
         flow.adapt(update, updated - collected)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
-        self._state.add(played, attempts)
+        self._state.add(played, attempts, collection.given_up)
         row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}

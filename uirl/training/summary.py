@@ -137,8 +137,8 @@ def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
     )
     if excluded:
         say(
-            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. "
-            f"{excluded}"
+            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED or were repeated, the numbers above "
+            f"leave them out. {excluded}"
         )
 
 

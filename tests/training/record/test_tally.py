@@ -27,20 +27,24 @@ def episodes(wins: int, losses: int, **failures: int) -> list[Trajectory]:
 
 def test_excluded_episodes_and_repeated_attempts_are_counted_apart() -> None:
     tally = tally_of(episodes(12, 4, engine=3, timeout=1), episodes(0, 0, engine=5))
-    # 12 of 16 judged; with the four excluded as lost 12 of 20
-    assert (tally.success, tally.success_if_lost) == (0.75, 0.6)
-    assert tally.share_excluded == 0.2
-    assert tally.words() == "4 of 20 (20.0 %): engine 3, timeout 1; success 75.0 %, if they counted as lost 60.0 %"
+    # 12 of 16 judged; with the four excluded and the five attempts before them as lost 12 of 25
+    assert (tally.success, tally.success_if_lost) == (0.75, 0.48)
+    assert tally.share_unseen == 9 / 25
+    assert tally.words() == (
+        "4 of 20 (20.0 %): engine 3, timeout 1; and 5 failed and repeated (36.0 % of all attempts are unseen); "
+        "success 75.0 %, at worst 48.0 %"
+    )
     assert excluded_rows({"training": tally}) == {
         "excluded, training": tally.words(),
         "failed and repeated, training": "engine 5",
     }
     assert tally.report() == {
         "episodes": 20,
+        "judged": 16,
         "excluded": {"engine": 3, "timeout": 1},
         "failed_attempts": {"engine": 5},
         "success": 0.75,
-        "success_if_excluded_were_lost": 0.6,
+        "success_if_excluded_were_lost": 0.48,
     }
     assert Tally.from_dict(tally.to_dict()) == tally
 
@@ -50,6 +54,21 @@ def test_nobody_said_what_success_is() -> None:
     assert (tally.success, tally.success_if_lost) == (None, None)
     assert tally.words() == "2 of 2 (100.0 %): judge 2"
     assert Tally().words() == "0 of 0"
+
+
+def test_attempts_that_were_repeated_count_for_the_worst_case_and_for_the_warning() -> None:
+    # a policy that cannot be judged where it loses is played again until it wins: 10 wins of 19 attempts
+    tally = tally_of(episodes(10, 0), episodes(0, 0, judge=9))
+    assert (tally.success, tally.success_if_lost) == (1.0, 10 / 19)
+    assert tally.noteworthy
+    assert tally_of(episodes(19, 0), episodes(0, 0, judge=1)).noteworthy is False
+
+
+def test_slow_episodes_that_nobody_waited_for_are_excluded() -> None:
+    tally = Tally()
+    tally.add(episodes(6, 2), given_up={"straggler": 1, "surplus": 3})
+    assert (tally.episodes, tally.success, tally.success_if_lost) == (12, 0.75, 0.5)
+    assert tally.noteworthy
 
 
 @pytest.mark.parametrize(("failed", "told"), [(1, False), (2, True)])

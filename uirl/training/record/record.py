@@ -24,7 +24,7 @@ from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import checkpoints_of, open_run, set_later_aside
 from uirl.types import Trajectory
 from uirl.verification.client import cause_of
-from uirl.verification.hybrid import ASKED, JUDGE, NO_ANSWER, RULE, SAVED
+from uirl.verification.hybrid import ASKED, JUDGE, NO_ANSWER, NOBODY, RULE, SAVED
 
 SERVE = "serve.json"
 """File of a run directory: the pages on which environment servers show what is played."""
@@ -249,17 +249,19 @@ def row_of(
 
 def _verification(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Return how often the judge was asked, was not because its answer could change nothing, gave no answer, disagreed
-    with the rules, and how many episodes failed for want of an answer, by cause; nothing where none was verified."""
+    with the rules, how many episodes are unsolved because nobody said yes or no, and how many failed for want of an
+    answer, by cause; nothing where none was verified."""
     counts: Counter[str] = Counter()
     for trajectory in episodes:
         numbers = trajectory.metrics
         counts["asked"] += numbers.get(ASKED) == 1.0
         counts["no_answer"] += numbers.get(NO_ANSWER) == 1.0
+        counts["nobody"] += numbers.get(NOBODY) == 1.0
         counts["saved"] += numbers.get(SAVED) == 1.0
         counts["disagreed"] += {numbers.get(RULE), numbers.get(JUDGE)} == {0.0, 1.0}
         if trajectory.failure is not None and trajectory.failure.kind == JudgeFailure.kind:
             counts[f"failed/{cause_of(trajectory.failure.message)}"] += 1
-    seen = any(RULE in t.metrics or ASKED in t.metrics for t in episodes)
+    seen = any({RULE, ASKED, NOBODY} & t.metrics.keys() for t in episodes)
     return {f"count/judge/{name}": float(count) for name, count in sorted(counts.items())} if seen else {}
 
 

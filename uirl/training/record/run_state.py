@@ -67,11 +67,14 @@ class RunState:
             fields_of_state["speakers"] = set(fields_of_state["speakers"])
         return cls(**fields_of_state)
 
-    def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:
-        """Count an update that is done, its episodes, and the attempts at them that failed and were repeated."""
+    def add(
+        self, played: Sequence[Trajectory], attempts: Sequence[Trajectory], given_up: Mapping[str, int] | None = None
+    ) -> None:
+        """Count an update that is done, its episodes, the attempts at them that failed and were repeated, and reason ->
+        episodes that were given up."""
         self.step += 1
         self.episodes += len(played)
-        self.tally.add(played, attempts)
+        self.tally.add(played, attempts, given_up)
 
     def place(self) -> str:
         """Return 'step 12', 'step 0 (after 40 steps of the warm start)'."""

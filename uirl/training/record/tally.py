@@ -10,13 +10,13 @@ from typing import Any, Self
 from uirl.types import Trajectory
 
 NOTEWORTHY = 0.05
-"""A larger share of excluded episodes is told where a run or an evaluation ends."""
+"""A larger share of attempts that are no evidence is told where a run or an evaluation ends."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts episodes: those that are evidence, those that are excluded because environment, engine or judge failed,
-    and the failed attempts that were repeated."""
+    """Counts episodes: those that are evidence, those that are excluded because environment, engine or judge failed or
+    because their group did not wait for them, and the failed attempts that were repeated."""
 
     episodes: int = 0
     """Episodes ordered; repeated attempts are not counted again."""
@@ -24,13 +24,21 @@ class Tally:
     """Episodes of which is known whether they succeeded."""
     wins: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
-    """Kind of failure -> episodes that failed for good: in no success rate and no advantage."""
+    """Kind of failure -> episodes that failed for good, and 'surplus' or 'straggler' -> those that were given up: in no
+    success rate and no advantage."""
     failed_attempts: Counter[str] = field(default_factory=Counter)
     """Kind of failure -> attempts that failed and were repeated."""
 
-    def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> None:
-        """Count the episodes ordered as they ended, and the attempts before that."""
-        self.episodes += len(played)
+    def add(
+        self,
+        played: Sequence[Trajectory],
+        attempts: Sequence[Trajectory] = (),
+        given_up: Mapping[str, int] | None = None,
+    ) -> None:
+        """Count the episodes ordered as they ended, the attempts before that, and reason -> episodes given up."""
+        dropped = Counter(given_up or {})
+        self.episodes += len(played) + dropped.total()
+        self.excluded += dropped
         self.excluded.update(t.failure.kind for t in played if t.failure is not None)
         self.failed_attempts.update(t.failure.kind for t in attempts if t.failure is not None)
         successes = [t.success for t in played if t.failure is None and t.success is not None]
@@ -38,13 +46,20 @@ class Tally:
         self.wins += sum(map(bool, successes))
 
     @property
-    def share_excluded(self) -> float:
-        return self.excluded.total() / self.episodes if self.episodes else 0.0
+    def unseen(self) -> int:
+        """Attempts that are no evidence: episodes excluded, and attempts that failed and were repeated."""
+        return self.excluded.total() + self.failed_attempts.total()
+
+    @property
+    def share_unseen(self) -> float:
+        """Share of the attempts that are no evidence."""
+        attempts = self.episodes + self.failed_attempts.total()
+        return self.unseen / attempts if attempts else 0.0
 
     @property
     def noteworthy(self) -> bool:
-        """Whether so many episodes are excluded that the end of the output says so."""
-        return self.share_excluded > NOTEWORTHY
+        """Whether so many attempts are no evidence that the end of the output says so."""
+        return self.share_unseen > NOTEWORTHY
 
     @property
     def success(self) -> float | None:
@@ -53,8 +68,10 @@ class Tally:
 
     @property
     def success_if_lost(self) -> float | None:
-        """`success` if every excluded episode counted as lost: what it is at worst. None as `success`."""
-        return self.wins / (self.judged + self.excluded.total()) if self.judged else None
+        """`success` at worst, if every attempt that is no evidence counted as lost: wins / (judged + excluded + failed
+        attempts). An episode that is played again until it is evidence is one that may have been lost before. None as
+        `success`."""
+        return self.wins / (self.judged + self.unseen) if self.judged else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which `from_dict` makes an equal one."""
@@ -74,17 +91,21 @@ class Tally:
 
     def report(self) -> dict[str, Any]:
         """Return what a summary says."""
-        counts = {name: value for name, value in self.to_dict().items() if name not in ("judged", "wins")}
+        counts = {name: value for name, value in self.to_dict().items() if name != "wins"}
         return counts | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
 
     def words(self) -> str:
-        """Return '3 of 256 (1.2 %): engine 2, timeout 1; success 93.0 %, if they counted as lost 91.9 %'."""
-        count = self.excluded.total()
-        if not count:
+        """Return '3 of 256 (1.2 %): engine 2, timeout 1; and 1 failed attempt of 257; success 93.0 %, at worst 91.5
+        %'."""
+        if not self.unseen:
             return f"0 of {self.episodes}"
-        text = f"{count} of {self.episodes} ({100 * self.share_excluded:.1f} %): {kinds(self.excluded)}"
+        count, repeated = self.excluded.total(), self.failed_attempts.total()
+        share = 100 * count / self.episodes if self.episodes else 0.0
+        text = f"{count} of {self.episodes}" + (f" ({share:.1f} %): {kinds(self.excluded)}" if count else "")
+        if repeated:
+            text += f"; and {repeated} failed and repeated ({100 * self.share_unseen:.1f} % of all attempts are unseen)"
         if self.success is not None and self.success_if_lost is not None:
-            text += f"; success {100 * self.success:.1f} %, if they counted as lost {100 * self.success_if_lost:.1f} %"
+            text += f"; success {100 * self.success:.1f} %, at worst {100 * self.success_if_lost:.1f} %"
         return text
 
 
