@@ -15,13 +15,17 @@ from uirl.curriculum import TaskCurriculum
 from uirl.environments import BaseEnvironment
 from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
 from uirl.parsers import create_parser
+from uirl.pipelines import Evolution
+from uirl.pipelines.collection import report_to, specs_of_round
 from uirl.rollout.multi_turn import MultiTurnManager
 from uirl.success import UNSAID
 from uirl.tools import ToolRegistry
 from uirl.training import measure
+from uirl.training.checks.preflight import _success_finding
 from uirl.training.evaluation.evaluation import report_on
 from uirl.training.record.run_state import RunState
-from uirl.types import Failure, Observation, Task, Trajectory, Verdict
+from uirl.training.tasks.sources import UniformTasks
+from uirl.types import Failure, Observation, Task, Trajectory, Turn, Verdict
 
 
 def solvable(seed: int) -> bool:
@@ -159,6 +163,50 @@ def test_the_store_agrees_whenever_the_word_comes(tmp_path: Path) -> None:
         assert store.speakers == {"late"}
         store.add(ended(id="later"), step=3)
         assert store.get("later").success is False
+
+
+def test_the_check_tells_of_episodes_that_end_without_a_word() -> None:
+    played = [ended(), ended(True), ended()]
+    told = _success_finding(played, [])
+    assert told.detail.startswith("3 of 3 judged")
+    assert "2 ended (max_turns) without a word, though the environment says info['success'] of others" in told.detail
+    assert "2 ended (max_turns)" in _success_finding([ended(), ended()], [ended(True)]).detail  # of a demonstration
+    assert "of 2 nobody says" in _success_finding([ended(), ended()], [ended()]).detail
+    assert _success_finding([ended(True), ended(False)], []).detail == "2 of 2 judged"
+
+
+def test_a_curriculum_hears_nothing_of_episodes_that_began_behind_a_beginning(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listening(UniformTasks):
+        def report(self, trajectories: Sequence[Trajectory], step: int) -> None:
+            heard.extend(one.id for one in trajectories)
+
+    tasks = [Task("one", "late"), Task("two", "late")]
+    source = Listening(tasks, seed=0)
+    start = Trajectory("solved", tasks[0], [Turn(Observation("begin"))], seed=3)
+    specs = specs_of_round(source, groups=3, size=2, starts=[start])
+    with TrajectoryStore(tmp_path / "t.sqlite") as store:
+        for spec in specs:
+            store.add(ended(True, id=spec.trajectory_id, group_id=spec.group_id), step=1)
+        report_to(source, store, 1, {spec.group_id for spec in specs if spec.start})
+    assert heard == [spec.trajectory_id for spec in specs if not spec.start]
+    assert len(heard) == 4
+
+
+def test_evolution_sees_the_true_rate_in_every_round(tmp_path: Path) -> None:
+    changes = ["training.warm_start.enabled=false", "evolve={rounds: 2, episodes: 8, group_size: 2, prefixes: 'off'}"]
+    config = settings(tmp_path).override([*changes, "inference.max_turns=2"])
+    evolution = Evolution(config, Late())
+    summary = evolution.run()
+    evolution.close()
+    for number in (1, 2):
+        with TrajectoryStore(tmp_path / "run" / f"round_{number:02d}" / "episodes.sqlite", read_only=True) as store:
+            seeds = {one.id: store.get(one.id).seed or 0 for one in store.list()}
+            assert {one.id: one.success for one in store.list()} == {id: solvable(seed) for id, seed in seeds.items()}
+            held_out = [solvable(seeds[one.id]) for one in store.list(split="test")]
+        row = summary["rounds"][number]
+        assert (row["success"], row["judged"], row["episodes"]) == (sum(held_out) / len(held_out), 16, 16)
 
 
 class Reached(GymnasiumEnvironment):

@@ -17,8 +17,10 @@ from uirl.errors import UirlError
 from uirl.inference.base import Generation, GenerationRequest
 from uirl.inference.models.precision import dtype_of
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
+from uirl.rollout.players import Order
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.success import is_silent, settle_outcomes
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
@@ -97,6 +99,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
         try:
             async with open_channel(parts) as channel:
                 played = (await channel.player(TRAINING).collect(specs))[: len(specs)]
+                shown = await channel.player(Order(expert=True)).collect(specs[:2]) if parts.warm_starts else []
         except UirlError as error:  # actors that do not start, an engine without log-probs
             findings.append(Finding("episodes", False, str(error)))
             return
@@ -104,6 +107,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
         findings.append(_episodes_finding(played))
         if not usable:
             return
+        findings.append(_success_finding(usable, shown))
         findings.append(_token_identity(usable, requests))
         findings.append(_control_words(parts, requests))
         findings.append(_log_prob_agreement(parts, usable))
@@ -135,6 +139,25 @@ def _episodes_finding(played: Sequence[Trajectory]) -> Finding:
     turns = sum(len(t) for t in played) / len(played)
     rewards = sorted({round(t.total_reward(), 3) for t in played})
     return Finding("episodes", True, f"{len(played)} played, {turns:.1f} turns, rewards {rewards[:5]}")
+
+
+def _success_finding(played: Sequence[Trajectory], shown: Sequence[Trajectory]) -> Finding:
+    """Say who says whether the episodes `played` are solved; `shown` are demonstrations, which may tell more."""
+    silent = [t for t in played if is_silent(t)]
+    ends = ", ".join(sorted({str(t.stop_reason) for t in silent}))
+    settle_outcomes([*played, *shown], set())
+    judged = f"{sum(t.success is not None for t in played)} of {len(played)} judged"
+    if not silent:
+        return Finding("success", True, judged)
+    if any(t.success is None for t in silent):
+        told = f"{judged}; of {len(silent)} nobody says whether they are solved, so the reward is reported in its place"
+        return Finding("success", True, f"{told}, unless the environment says info['success'] of later ones")
+    return Finding(
+        "success",
+        True,
+        f"{judged}; {len(silent)} ended ({ends}) without a word, though the environment says info['success'] of "
+        "others: these count as not solved; say it at every step, if some of them are (docs/success.md)",
+    )
 
 
 def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]) -> Finding:
