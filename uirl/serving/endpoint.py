@@ -67,15 +67,16 @@ class ModelEndpoint:
             )
         self.loaded, self.options = loaded, options
         self.images = images if images is not None else ImageStore()
+        calls = create_parser(parser) if isinstance(parser, str) else parser
         self.service = ModelService(
             engine=engine,
             loaded=loaded,
-            parser=create_parser(parser) if isinstance(parser, str) else parser,
+            parser=calls,
             images=self.images,
             sampling=sampling,
             max_context=min(options.max_context or 1 << 30, _positions(loaded)),
             max_pending=options.max_pending,
-            renderers=Renderers(loaded, options.max_tool_sets),
+            renderers=Renderers(loaded, options.max_tool_sets, calls),
         )
         self.sessions = OpenSessions(options, lambda cache: engine.release(cache), on_finished)
         self._stack: AsyncExitStack | None = None

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from uirl.errors import ContractError, EnvironmentFailure
-from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.chat import CallFormat, ChatRenderer
 from uirl.inference.models.control_tokens import without_aliases
 from uirl.inference.models.loading import LoadedModel
 from uirl.runtime.limits import clip
@@ -27,8 +27,9 @@ class Renderers:
     """`ChatRenderer`s of one model. Proving a template costs a dozen renderings, so they are kept. Threads may
     share it."""
 
-    def __init__(self, loaded: LoadedModel, capacity: int) -> None:
-        self._loaded, self._capacity = loaded, capacity
+    def __init__(self, loaded: LoadedModel, capacity: int, calls: CallFormat | None = None) -> None:
+        """Keep at most `capacity`; `calls`: how the policy writes calls, for a template that shows no tools."""
+        self._loaded, self._capacity, self._calls = loaded, capacity, calls
         self._kept: OrderedDict[str, ChatRenderer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -42,7 +43,8 @@ class Renderers:
             sibling = next(iter(self._kept.values()), None)
         # Outside of the lock: the event loop would wait for a thread that proves a template with a thousand tools.
         with rendering("tools" if tools else "messages"):
-            renderer = ChatRenderer(self._loaded, tools, controls=None if sibling is None else sibling.controls)
+            controls = None if sibling is None else sibling.controls
+            renderer = ChatRenderer(self._loaded, tools, calls=self._calls, controls=controls)
         with self._lock:
             self._kept[key] = renderer
             while len(self._kept) > self._capacity:

@@ -108,7 +108,9 @@ class Transcript:
             ids = tuple(chat.whole(whole))
             fed, said = chat.transforms(shots), _new_messages(new, whole)
             return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], fed, said)
-        added = tuple(chat.following([m.message for m in new], after_end=parent.reply.ended))
+        following = [m.message for m in new]
+        after_end = parent.reply.ended and chat.closes(parent.response_ids[-1], following)
+        added = tuple(chat.following(following, after_end=after_end))
         images, added_messages = parent.images() + shots, _new_messages(new, whole[covered:])
         fed = chat.transforms(shots)
         return Prompt(

@@ -19,7 +19,7 @@ from uirl.inference.ray.engines import engines_in_ray, ray_engines
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.peers.pictures import SharedImageStore, SharedPictures
-from uirl.rollout.collector import Collector, options_of
+from uirl.rollout.collector import Collector, chat_for, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.memory import give_back_memory
 from uirl.training.record.progress import doing
@@ -124,7 +124,7 @@ def assemble(
     policy = policy or _policy_of(config)
     images = _images_of(config)
     learner = Learner(policy, config, images)
-    chat = ChatRenderer(policy.loaded, environment.tool_schemas())
+    chat = chat_for(policy.loaded, environment)
     options = options_of(config, reward_fn or verifier)
     return Assembly(
         config=config,

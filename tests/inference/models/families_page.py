@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tests.inference.models.picture_families import FAMILIES, saved
 from tests.inference.models.refused_families import REFUSED
-from uirl.inference import LoadedModel
+from tests.inference.own_templates import TOOLS, templates_table
+from uirl.config import ModelConfig
+from uirl.inference import LoadedModel, load_model
 from uirl.inference.embedded.attention_proof import proven_spans
 from uirl.inference.models.shared_prompts import prompts_can_be_shared
 
@@ -68,7 +70,8 @@ pictures in conversations of several turns:
 - adapters sit in the language layers and learn;
 - what is saved and loaded again is the same model.
 
-`position axes`: 3 where pictures have rows and columns. `layers see`: what the embedded engine found.
+`chat template`: its own, unmodified, where a package ships it ([Chat templates](#chat-templates)). `position axes`: 3
+where pictures have rows and columns. `layers see`: what the embedded engine found.
 `prompts shared`: an update reads a prompt once for all samples that begin with it (`training.share_prompts`), and
 samples of unlike lengths without padding (`training.padding_free`). A model is tried before the first such update; one
 that reads packed rows otherwise reads padded ones, and a warning says why. A layer with a window takes part with the
@@ -83,21 +86,54 @@ A model of another family is tried in the same way when it is loaded. Where its 
 vLLM and SGLang expand pictures themselves and get one placeholder each. Models whose processor writes words around a
 picture (Gemma 3) are refused there; use the embedded engine.
 
+## Chat templates
+
+Chat templates read messages in their own ways, and most drop without a word what they do not read. So a template is
+tried when a run begins, and by `uirl check`: in conversations of one unique word a message every word must come back,
+once and in order. The first way of handing messages over in which that is so is taken, and what differs from what was
+said is told once. Where there is none, the template is refused by name, with what it loses; set `model.chat_template`
+then.
+
+- A text is handed over as a string, or as a list of typed parts, role by role (Idefics3, SmolVLM, LLaVA-NeXT).
+- A template that takes no system message, or puts it elsewhere, gets it at the head of the user's first message.
+- Tools that the template does not show stand in the system prompt, with how a call is written, in training and at the
+  endpoint. Results of tools that it does not take stand in a message of the user. Calls of others that it does not
+  show are written into the text of the reply.
+- Messages of the user in a row are joined where the template wants the user and the assistant to take turns.
+- A template that writes the end of a thought before a reply itself (Qwen3, GLM-4, gpt-oss) gets the thought in a
+  field of its own. Marks of thoughts stay in the text of a reply, also those that are special tokens.
+- An end token may close the message of a reply, or open the next one (GLM-4). A reply that another end token ended is
+  closed by the template's own.
+
+`tests/inference/models/test_own_templates.py` renders the templates of these families, unmodified, as packages ship
+them (`requirements-templates.txt`). `history`: whether a turn is appended to what was sampled, or every turn is
+rendered anew and is a sample of its own. `earlier thoughts`: where a conversation is rendered anew; what was sampled
+is never changed.
+
+TABLE
+A template of another family is tried in the same way.
+
 ## Families that are refused
 
 """
 
 
-def models_page(built: Callable[[str], LoadedModel]) -> str:
+def models_page(built: Callable[[str], LoadedModel], text_model: LoadedModel) -> str:
     """The page, of models by the name of their family."""
     rows = [
-        "| family | known as | processor | position axes | layers see | prompts shared |",
-        "|---|---|---|---|---|---|",
+        "| family | known as | processor | chat template | position axes | layers see | prompts shared |",
+        "|---|---|---|---|---|---|---|",
     ]
     rows += [_row(name, built(name)) for name in FAMILIES]
     refused = ["| family | why | where |", "|---|---|---|"]
     refused += [f"| {name} | {each.reason} | {each.by} |" for name, each in REFUSED.items()]
-    return _BEFORE + "\n".join(rows) + "\n" + _AFTER + "\n".join(refused) + "\n"
+    after = _AFTER.replace("TABLE", templates_table(text_model, TOOLS))
+    return _BEFORE + "\n".join(rows) + "\n" + after + "\n".join(refused) + "\n"
+
+
+def text_model() -> LoadedModel:
+    """A model of text, under whose name templates are rendered."""
+    return load_model(ModelConfig(model_name="uirl/tiny-lm", device="cpu"))
 
 
 def _row(name: str, loaded: LoadedModel) -> str:
@@ -107,9 +143,10 @@ def _row(name: str, loaded: LoadedModel) -> str:
     sees = " and ".join(sorted(kinds)) + (", pictures in both directions" if spans.both_ways else "")
     processor = loaded.vision.front.name
     shared = "yes" if prompts_can_be_shared(loaded) else "no"
-    return f"| {name} | {FAMILIES[name].checkpoints} | `{processor}` | {loaded.axes} | {sees} | {shared} |"
+    template = "its own" if FAMILIES[name].own else "one of ours"
+    return f"| {name} | {FAMILIES[name].checkpoints} | `{processor}` | {template} | {loaded.axes} | {sees} | {shared} |"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        PAGE.write_text(models_page(lambda name: saved(name, Path(folder) / name.replace(" ", "_"))))
+        PAGE.write_text(models_page(lambda name: saved(name, Path(folder) / name.replace(" ", "_")), text_model()))

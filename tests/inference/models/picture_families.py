@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests.inference.own_templates import OWN
 from uirl.config import ModelConfig
 from uirl.inference import LoadedModel, load_model
 from uirl.inference.models.processors import SETTINGS_FILE, class_without_torchvision
@@ -55,6 +56,8 @@ class Family:
     """More special tokens."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Its processor_config.json."""
+    own: str = ""
+    """Its own chat template, one of `OWN`; empty: no package ships it, and it gets one of ours."""
 
 
 @functools.cache
@@ -65,11 +68,19 @@ def _base() -> Any:
 def tokenizer_of(family: Family) -> Any:
     """A tokenizer with the special tokens of the family and a chat template that writes its pictures."""
     base = _base()
-    marks = [*re.findall(r"<[^<>]+>|\[[^][]+\]", family.picture), *family.words.values(), *family.marks]
-    template = base.chat_template.replace("<|vision_start|><|image_pad|><|vision_end|>", family.picture)
+    marks = [
+        *(OWN[family.own].ends if family.own else ()),
+        *re.findall(r"<[^<>]+>|\[[^][]+\]", family.picture),
+        *family.words.values(),
+        *family.marks,
+    ]
+    own = OWN.get(family.own)
+    template = own.text() if own else base.chat_template.replace(_QWEN_PICTURE, family.picture)
+    end = own.ends[0] if own else "<|im_end|>"
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=base.backend_tokenizer.from_str(base.backend_tokenizer.to_str()),
-        eos_token="<|im_end|>",
+        bos_token="<s>" if own else None,
+        eos_token=end,
         pad_token="<|endoftext|>",
         padding_side="left",
         chat_template=template,
@@ -268,14 +279,15 @@ _QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl": Family(_qwen("Qwen2VL", "qwen2_vl"), "Qwen2-VL, UI-TARS", _QWEN_PICTURE),
-    "qwen2_5_vl": Family(_qwen("Qwen2_5_VL", "qwen2_5_vl"), "Qwen2.5-VL", _QWEN_PICTURE),
-    "qwen3_vl": Family(_qwen("Qwen3VL", "qwen3_vl"), "Qwen3-VL", _QWEN_PICTURE),
+    "qwen2_vl": Family(_qwen("Qwen2VL", "qwen2_vl"), "Qwen2-VL, UI-TARS", _QWEN_PICTURE, own="Qwen2-VL"),
+    "qwen2_5_vl": Family(_qwen("Qwen2_5_VL", "qwen2_5_vl"), "Qwen2.5-VL", _QWEN_PICTURE, own="Qwen2.5-VL"),
+    "qwen3_vl": Family(_qwen("Qwen3VL", "qwen3_vl"), "Qwen3-VL", _QWEN_PICTURE, own="Qwen3-VL"),
     "qwen3_vl_moe": Family(
         _qwen("Qwen3VLMoe", "qwen3_vl", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
         "Qwen3-VL-30B-A3B, 235B-A22B",
         _QWEN_PICTURE,
         settings={"processor_class": "Qwen3VLProcessor"},
+        own="Qwen3-VL",
     ),
     "glm4v": Family(
         _glm4v,
@@ -296,7 +308,11 @@ FAMILIES: dict[str, Family] = {
         "LLaVA-Interleave",
     ),
     "llava pixtral": Family(
-        _pixtral("Llava"), "Pixtral-12B", **_PIXTRAL, settings={"processor_class": "PixtralProcessor", "patch_size": 14}
+        _pixtral("Llava"),
+        "Pixtral-12B",
+        **_PIXTRAL,
+        own="Pixtral",
+        settings={"processor_class": "PixtralProcessor", "patch_size": 14},
     ),
     "vipllava": Family(
         _llava("VipLlava", _clip(), vision_feature_layers=[-2, -1]),
@@ -308,7 +324,7 @@ FAMILIES: dict[str, Family] = {
             "vision_feature_select_strategy": "default",
         },
     ),
-    "llava_next": Family(_llava_next, "LLaVA-NeXT (1.6)"),
+    "llava_next": Family(_llava_next, "LLaVA-NeXT (1.6)", own="LLaVA-NeXT"),
     "llava_onevision": Family(
         _llava_onevision,
         "LLaVA-OneVision",
@@ -326,12 +342,14 @@ FAMILIES: dict[str, Family] = {
         "Idefics3-8B-Llama3",
         marks=_IDEFICS,
         settings={"processor_class": "Idefics3Processor", "image_seq_len": 1},
+        own="Idefics3",
     ),
     "smolvlm": Family(
         _idefics3("SmolVLM"),
         "SmolVLM, SmolVLM2",
         marks=_IDEFICS,
         settings={"processor_class": "SmolVLMProcessor", "image_seq_len": 1},
+        own="SmolVLM",
     ),
     "gemma3": Family(
         _gemma3,
@@ -339,6 +357,7 @@ FAMILIES: dict[str, Family] = {
         "<start_of_image>",
         words={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
         settings={"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        own="Gemma 3",
     ),
     "internvl": Family(
         _internvl,
@@ -357,5 +376,6 @@ FAMILIES: dict[str, Family] = {
         "Mistral Small 3.1",
         **_PIXTRAL,
         settings={"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 2},
+        own="Mistral Small 3",
     ),
 }

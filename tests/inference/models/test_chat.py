@@ -11,6 +11,8 @@ from tests.inference.pictures import picture
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.inference.models.templates import TEMPLATES
+from uirl.parsers import create_parser
+from uirl.rollout.conversation import ContextWindow, Conversation
 from uirl.types import ToolCall
 
 LLAMA_WORDS = ["<s>", "</s>", "[INST]", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -86,8 +88,8 @@ def test_a_reply_that_was_cut_off_may_be_told_again(lm: LoadedModel) -> None:
 def test_a_template_that_rewrites_history_is_noticed(lm: LoadedModel) -> None:
     # earlier replies lose what stands before '</think>', as reasoning models' templates do
     forgetful = (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-        "{% if message['role'] == 'assistant' and not loop.last %}...{% else %}{{ message['content'] }}{% endif %}"
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ '<think></think>' "
+        "if message['role'] == 'assistant' and loop.last }}{{ message['content'].split('</think>')[-1] }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     chat = ChatRenderer(with_template(lm, forgetful))
@@ -164,10 +166,47 @@ def test_calls_that_somebody_else_made_are_rendered_by_the_template(lm: LoadedMo
     assert text in lm.tokenizer.decode(ids)
 
 
-def test_a_template_that_hides_tools_is_refused(lm: LoadedModel) -> None:
+@pytest.mark.parametrize("system", [[], [Message("system", "be brief")]], ids=["no prompt", "prompt"])
+def test_tools_that_the_template_hides_stand_in_the_system_prompt(lm: LoadedModel, system: list[Message]) -> None:
     assert not ChatRenderer.can_show(lm, [CALCULATOR])
-    with pytest.raises(ContractError, match="does not show tools to the policy; describe them in the system prompt"):
-        ChatRenderer(lm, [CALCULATOR])
+    chat = ChatRenderer(lm, [CALCULATOR], calls=create_parser("qwen"))
+    assert chat.incremental
+    assert "described in the system prompt" in " ".join(chat.notes())
+    asked = [*system, Message("user", "2 * 3?")]
+    shown = lm.tokenizer.decode(chat.whole(asked))
+    before, after = shown.split("2 * 3?")
+    assert before.startswith("<|system|>" + ("be brief\n\n" if system else "You"))
+    assert '"name": "calculator"' in before
+    assert create_parser("qwen").describe() in before
+    assert "calculator" not in after
+    called = Message("assistant", "", tool_calls=(ToolCall("calculator", {"expression": "2 * 3"}),))
+    told = lm.tokenizer.decode(chat.whole([*asked, called, Message("tool", "6", name="calculator")]))
+    assert '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 3"}}\n</tool_call>' in told
+    reply = chat.demonstration("x")
+    grown = chat.whole(asked) + reply + chat.following([Message("tool", "6", name="calculator")], after_end=True)
+    assert grown == chat.whole([*asked, Message("assistant", "x"), Message("tool", "6", name="calculator")])
+
+
+def test_a_reply_that_another_end_token_ends_is_closed(lm: LoadedModel) -> None:
+    """A base model ends with <|endoftext|>, or with a stop token of the run: the message of the reply stays open."""
+    chat = ChatRenderer(lm)
+    close, other = (lm.tokenizer.convert_tokens_to_ids(word) for word in ("<|im_end|>", "<|endoftext|>"))
+    said, asked = lm.tokenizer("higher", add_special_tokens=False)["input_ids"], Message("user", "next")
+    for last, expected in ((close, "higher<|im_end|>"), (other, "higher<|endoftext|><|im_end|>")):
+        talk = Conversation(chat, ContextWindow())
+        talk.add(Message("user", "guess"))
+        talk.context()
+        talk.reply([*said, last], "higher", ended=True)
+        talk.add(asked)
+        assert f"{expected}<|user|>next" in lm.tokenizer.decode(talk.context().prompt_ids)
+
+
+def test_the_marks_of_a_thought_stay_in_the_text_of_a_reply(lm: LoadedModel) -> None:
+    tokenizer = copy.deepcopy(lm.tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "<|other|>"]}, False)
+    chat = ChatRenderer(replace(lm, tokenizer=tokenizer))
+    ids = tokenizer("[THINK]maybe[/THINK]<|other|>press<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert chat.decode(ids) == "[THINK]maybe[/THINK]press"
 
 
 def test_a_template_that_moves_its_tools_renders_every_turn_anew(lm: LoadedModel) -> None:

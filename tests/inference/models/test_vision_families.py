@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from tests.inference.models.families_page import PAGE, models_page
+from tests.inference.models.families_page import PAGE, models_page, text_model
 from tests.inference.models.picture_families import FAMILIES, saved
 from tests.inference.models.refused_families import REFUSED
 from tests.inference.pictures import picture
@@ -209,4 +209,4 @@ def test_a_family_that_cannot_work_is_refused_by_name(name: str, tmp_path: Path)
 
 def test_the_page_is_up_to_date(built: Built) -> None:
     command = "python -m tests.inference.models.families_page"
-    assert PAGE.read_text() == models_page(built), f"write docs/models.md again: {command}"
+    assert PAGE.read_text() == models_page(built, text_model()), f"write docs/models.md again: {command}"

@@ -24,7 +24,7 @@ from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
 from uirl.inference.models.quantized import described_as_plain, keep_layout, quantization_options
 from uirl.inference.models.shipped import SHIPPED, shipped_folder
-from uirl.inference.models.templates import TEMPLATES
+from uirl.inference.models.templates import TEMPLATES, template_of_processor
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import VisionInputs
 from uirl.inference.models.vision_tower import speed_up_vision
@@ -345,6 +345,8 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             # before anything else is read
             check_family(hf_config)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+        if pictures or not tokenizer.chat_template:
+            tokenizer.chat_template = template_of_processor(path) or tokenizer.chat_template
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
         with _quiet():

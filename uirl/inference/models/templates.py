@@ -1,4 +1,9 @@
-"""Chat templates for tokenizers that bring none."""
+"""Chat templates for tokenizers that bring none, and those that stand beside a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
 
 TEMPLATES = {
     "chatml": (
@@ -46,3 +51,24 @@ TEMPLATES = {
         "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
 }
+
+
+def template_of_processor(path: str) -> str | None:
+    """Return the chat template that a checkpoint (a folder or a HF id) has for its processor where tokenizers do not
+    look: in `chat_template.json` or `processor_config.json`. None: it has none, or a newer file that they read."""
+    from transformers.utils import cached_file
+
+    def found(name: str) -> str | None:
+        file: str | None = cached_file(
+            path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        )
+        return file
+
+    if found("chat_template.jinja") is not None:
+        return None
+    for name in ("chat_template.json", "processor_config.json"):
+        file = found(name)
+        template = json.loads(Path(file).read_text(encoding="utf-8")).get("chat_template") if file else None
+        if isinstance(template, str):
+            return template
+    return None

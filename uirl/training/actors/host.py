@@ -15,7 +15,6 @@ from typing import Any
 from uirl.environments.registry import create_environment
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine
-from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import load_model
 from uirl.inference.remote import GateEngine
 from uirl.peers.codec import portable
@@ -23,7 +22,7 @@ from uirl.peers.greeting import dial
 from uirl.peers.peer import Peer
 from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.peers.way import Way
-from uirl.rollout.collector import Collector, options_of
+from uirl.rollout.collector import Collector, chat_for, options_of
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order, Players
 from uirl.runtime.time_limits import TimedOut, within
@@ -57,7 +56,7 @@ class ActorHost:
         loaded = load_model(config.model, seed=config.training.seed, weights=False)
         if loaded.vision is not None:
             loaded.vision.cache.keep_at_most(PIXELS)
-        self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
+        self.chat = chat_for(loaded, environments["train"])
         self._verifier = verifier_of(config)
         options = options_of(config, reward_fn or self._verifier)
         self._collectors = {

@@ -76,7 +76,9 @@ def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: l
     detail = f"{loaded.name}, {count / 1e6:.2f} M parameters, {loaded.dtype} on {loaded.device}"
     findings.append(Finding("config and model", True, detail))
     way = "messages are appended" if parts.chat.incremental else "the template rewrites history: one sample per turn"
-    findings.append(Finding("chat template", True, way))
+    shown = "every role comes back, once and in order"
+    pictures = [] if loaded.vision is None or parts.chat.dialect.pictures else ["it drops pictures"]
+    findings.append(Finding("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures])))
     return parts
 
 

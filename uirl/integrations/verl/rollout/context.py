@@ -17,7 +17,7 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.coordinator import RunObjects, find_coordinator
-from uirl.rollout.collector import Collector
+from uirl.rollout.collector import Collector, chat_for
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EpisodeLimits, EpisodeOptions
 from uirl.rollout.reward import RewardFunction
@@ -106,7 +106,7 @@ class RolloutContext:
         return create_environment(name or settings.name, options, settings)
 
     def _make(self, environment: BaseEnvironment) -> Collector:
-        chat = ChatRenderer(self.loaded, environment.tool_schemas())
+        chat = chat_for(self.loaded, environment)
         limits, window = self._limits(chat)
         options = EpisodeOptions(limits, window, self._reward_fn, self.store.inference.system_prompt)
         return Collector.from_config(self.store, environment, chat, self.images, options=options, workers=self._workers)

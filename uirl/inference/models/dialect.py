@@ -1,0 +1,275 @@
+"""What one chat template reads, found by a round trip: a text in every role must come back, once and in order.
+
+Templates differ in more than their words. Some read a text, some a list of typed parts; some know no system message, or
+no results of tools, or want the user and the assistant to take turns; and what a template does not read, most drop
+without a word. So conversations are rendered in which every message is a word that nothing else holds. The first way of
+handing them over in which all words come back is the template's `Dialect`; where there is none, it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from jinja2 import TemplateError
+
+from uirl.errors import ContractError
+from uirl.images import Screenshot
+from uirl.inference.messages import Message
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.templates import TEMPLATES
+from uirl.thoughts import END_OF_THOUGHT, split_thought
+from uirl.types import ToolCall
+
+_OBJECTIONS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Templates add, index and split what they are given, and raise whatever Python raises."""
+_ROLES = ("user", "assistant", "system")
+_PICTURE = Screenshot(b"", "picture")
+
+Render = Callable[[list[dict[str, Any]], bool], str]
+"""(messages as the template takes them, with the prompt for a reply) -> text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How messages are handed to one chat template."""
+
+    parts: frozenset[str] = frozenset()
+    """Roles whose text is a list of typed parts."""
+    system: bool = True
+    """A system message has a role of its own; else it stands at the head of the user's next message."""
+    tool: bool = True
+    """Results of tools have a role of their own; else they stand in a message of the user."""
+    joins: bool = False
+    """Messages of the user in a row become one."""
+    splits: bool = False
+    """A reply is handed over as its answer, and its thought in a field beside it."""
+    calls: bool = True
+    """Calls have a field of their own; else they are written into the text of the reply."""
+    lead: str = ""
+    """White space between the prompt and a reply: the template writes it in earlier ones, and the policy samples it."""
+    pictures: bool = False
+    """Pictures come back."""
+    thoughts: bool = True
+    """The thoughts of earlier replies come back where a conversation is rendered anew."""
+
+    def write(
+        self, messages: Sequence[Message], write_calls: Callable[[Sequence[ToolCall]], str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the messages as the template takes them. `write_calls`: how calls are written into a text; None: as
+        blocks of JSON."""
+        out: list[dict[str, Any]] = []
+        heads = False
+        for message in messages:
+            told = self._told(message, write_calls or as_blocks)
+            before = out[-1] if out else None
+            if before is not None and before["role"] == told["role"] == "user" and (self.joins or heads):
+                out[-1] = {**before, "content": _joined(before["content"], told["content"])}
+            else:
+                out.append(told)
+            heads = message.role == "system" and not self.system
+        return out
+
+    def notes(self) -> list[str]:
+        """Return what the template does not take as it is said, in words."""
+        said = {
+            "a system message stands at the head of the user's first": not self.system,
+            "results of tools stand in a message of the user": not self.tool,
+            "messages of the user in a row are joined": self.joins,
+            "texts are typed parts": bool(self.parts),
+            "thoughts of earlier replies are left out where it is rendered anew": not self.thoughts,
+        }
+        return [words for words, true in said.items() if true]
+
+    def _told(self, message: Message, write_calls: Callable[[Sequence[ToolCall]], str]) -> dict[str, Any]:
+        told = message.as_hf()
+        role = message.role
+        if role == "tool" and not self.tool:
+            told = {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
+        elif role == "system" and not self.system:
+            told["role"] = "user"
+        elif role == "assistant":
+            told["content"] = message.text.removeprefix(self.lead)
+            if self.splits:
+                thought, told["content"] = split_thought(message.text)
+                told |= {"reasoning_content": thought, "thinking": thought} if thought else {}
+            if message.tool_calls and not self.calls:
+                del told["tool_calls"]
+                told["content"] = "\n".join(filter(None, [told["content"], write_calls(message.tool_calls)]))
+        if told["role"] in self.parts and isinstance(told["content"], str):
+            told["content"] = [{"type": "text", "text": told["content"]}]
+        return told
+
+
+def dialect_of(loaded: LoadedModel) -> Dialect:
+    """Return how messages are handed to the chat template of a model. Raises ContractError for a template that loses,
+    doubles or moves what is said, whatever way it is handed over."""
+    probe = _Probe(loaded)
+    sees = loaded.vision is not None
+    found = next((d for d in _ways() if probe.keeps(d, *_TALKS, *([_PICTURES] if sees else []))), None)
+    found = found or next((d for d in _ways() if probe.keeps(d, *_TALKS)), None)
+    if found is None:
+        raise ContractError(
+            f"{loaded.name}: the chat template does not show the policy what is said: {probe.losses(Dialect())}. "
+            "Expected every message to come back once and in order; set model.chat_template to one of "
+            f"{', '.join(TEMPLATES)} or to a Jinja string that shows all messages"
+        )
+    found = next(d for d in _with_tools(found) if probe.keeps(d, _RESULTS, _IN_A_ROW))
+    split = replace(found, splits=True)
+    if probe.ends_thoughts(found) and probe.keeps(split, *_TALKS, _THOUGHT):
+        found = split
+    return replace(
+        found,
+        lead=probe.lead(found),
+        calls=probe.keeps(found, _CALLS),
+        pictures=sees and probe.keeps(found, _PICTURES),
+        thoughts=probe.keeps(found, _ANSWER_AND_THOUGHT),
+    )
+
+
+def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the chat template shows the tools to the policy, and beside them all that is said."""
+    probe = _Probe(loaded, tools)
+    names = [str(tool.get("function", tool)["name"]) for tool in tools]
+    try:
+        text = probe.render(dialect.write(_TALKS[0].messages), True)
+    except _OBJECTIONS:
+        return False
+    return all(name in text for name in names) and probe.keeps(dialect, *_TALKS, _RESULTS)
+
+
+def _ways() -> Iterator[Dialect]:
+    for system in (True, False):
+        sets = [frozenset[str](), frozenset(_ROLES)]
+        sets += [frozenset(some) for n in (1, 2) for some in combinations(_ROLES, n)]
+        yield from (Dialect(parts, system) for parts in sets)
+
+
+def _with_tools(found: Dialect) -> Iterator[Dialect]:
+    for tool in (True, False):
+        for joins in (False, True):
+            yield replace(found, tool=tool, joins=joins)
+            if tool:
+                yield replace(found, tool=tool, joins=joins, parts=found.parts | {"tool"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """A conversation whose words must come back."""
+
+    messages: tuple[Message, ...]
+    words: tuple[str, ...]
+
+
+def _talk(*roles: str) -> _Talk:
+    """Return a conversation of one word a message; 'user*' shows a picture too."""
+    words = tuple(f"w{secrets.randbits(80)}" for _ in roles)
+    return _Talk(tuple(_message(role, word) for role, word in zip(roles, words, strict=True)), words)
+
+
+def _message(role: str, word: str) -> Message:
+    if role == "tool":
+        return Message("tool", word, name="probe", call_id="probe1234")
+    return Message(role.rstrip("*"), word, (_PICTURE,) if role.endswith("*") else ())
+
+
+def _reply(thought: str, answer: str, *words: str) -> _Talk:
+    first, last = (f"w{secrets.randbits(80)}" for _ in range(2))
+    reply = Message("assistant", f"<think>\n{thought}\n</think>\n\n{answer}")
+    return _Talk((Message("user", first), reply, Message("user", last)), (first, *words, last))
+
+
+_TALKS = (
+    _talk("user", "assistant", "user"),
+    _talk("system", "user", "assistant", "user", "assistant", "user"),
+)
+_PICTURES = _talk("system", "user*", "assistant", "user*", "assistant", "user")
+_RESULTS = _talk("user", "assistant", "tool", "tool", "assistant", "tool", "user")
+_IN_A_ROW = _talk("user", "user", "assistant", "user", "user")
+_T, _A = (f"w{secrets.randbits(80)}" for _ in range(2))
+_THOUGHT = _reply(_T, _A, _A)
+_ANSWER_AND_THOUGHT = _reply(_T, _A, _T, _A)
+_NAME, _VALUE = (f"w{secrets.randbits(80)}" for _ in range(2))
+_CALLS = _Talk(
+    (
+        Message("user", _T),
+        Message("assistant", "", tool_calls=(ToolCall(_NAME, {"x": _VALUE}, "probe1234"),)),
+        Message("tool", _A, name=_NAME, call_id="probe1234"),
+    ),
+    (_T, _NAME, _VALUE, _A),
+)
+
+
+class _Probe:
+    """The chat template of a model, tried."""
+
+    def __init__(self, loaded: LoadedModel, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._tokenizer, self._tools = loaded.tokenizer, [dict(tool) for tool in tools] or None
+        self._picture = loaded.vision.front.word if loaded.vision is not None else ""
+
+    def render(self, messages: list[dict[str, Any]], prompt: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tools=self._tools, tokenize=False, add_generation_prompt=prompt
+        )
+        return text
+
+    def keeps(self, dialect: Dialect, *talks: _Talk) -> bool:
+        """Return whether all that is said comes back, once and in order."""
+        return all(not self._lost(dialect, talk) for talk in talks)
+
+    def losses(self, dialect: Dialect) -> str:
+        """Return which messages are lost, in words."""
+        return "; ".join(filter(None, (self._lost(dialect, talk) for talk in _TALKS)))
+
+    def lead(self, dialect: Dialect) -> str:
+        """Return what the template writes between the prompt for a reply and the reply, where that is white space."""
+        talk = _TALKS[0]
+        prompt = self.render(dialect.write(talk.messages[:1]), True)
+        text = self.render(dialect.write(talk.messages[:2]), False)
+        between = text[len(prompt) : text.rfind(talk.words[1])]
+        return between if text.startswith(prompt) and not between.strip() else ""
+
+    def ends_thoughts(self, dialect: Dialect) -> bool:
+        """Return whether the template itself writes the end of a thought before a reply."""
+        talk = _TALKS[0]
+        text = self.render(dialect.write(talk.messages[:2]), False)
+        before = text[text.rfind(talk.words[0]) + len(talk.words[0]) : text.rfind(talk.words[1])]
+        return END_OF_THOUGHT.search(before) is not None
+
+    def _lost(self, dialect: Dialect, talk: _Talk) -> str:
+        """Return what does not come back, in words; empty: all does."""
+        try:
+            text = self.render(dialect.write(talk.messages), True)
+        except _OBJECTIONS as error:
+            return f"it objects to {', '.join(m.role for m in talk.messages)} ({error})"
+        wrong = [word for word in talk.words if text.count(word) != 1]
+        if wrong:
+            roles = [m.role for m in talk.messages if any(word in m.text for word in wrong)]
+            return f"of {', '.join(m.role for m in talk.messages)} it loses or doubles the text of {', '.join(roles)}"
+        at = [text.index(word) for word in talk.words]
+        if at != sorted(at):
+            return f"of {', '.join(m.role for m in talk.messages)} it changes the order"
+        if self._tools is None and ("{'type': 'text'" in text or '"type": "text"' in text):
+            return "it writes typed parts down as they are"
+        pictures = sum(len(m.images) for m in talk.messages)
+        if pictures and text.count(self._picture) != pictures:
+            return f"of {pictures} pictures it shows {text.count(self._picture)}"
+        return ""
+
+
+def as_blocks(calls: Sequence[ToolCall]) -> str:
+    """Return calls as text, one block of JSON each."""
+    written = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, [first, second]))
+    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second)]
+    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
