@@ -19,6 +19,7 @@ from uirl.errors import SamplingRefused
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.base import Generation, GenerationRequest
 from uirl.inference.openai.engine import OpenAIInferenceEngine
+from uirl.parsers import create_parser
 from uirl.serving import ModelEndpoint
 
 HI = [user("hi")]
@@ -100,6 +101,24 @@ async def test_a_stream_says_what_the_answer_says(lm: LoadedModel, kind: str) ->
     ]
     assert [entry.logprob for entry in other.logprobs.content] == [entry.logprob for entry in mine.logprobs.content]
     assert streamed.usage == whole.usage
+
+
+async def test_tools_that_the_template_does_not_show_are_described_to_the_policy(lm: LoadedModel) -> None:
+    engine = Watched(says(lm, CALLS_ADD))
+    async with ModelEndpoint(engine, lm, any_model=True) as endpoint:
+        client = client_of(endpoint)
+        asked: dict[str, Any] = {"model": "x", "messages": HI, "tools": [ADD]}
+        answer = await client.chat.completions.create(**asked)
+        call = answer.choices[0].message.tool_calls[0]
+        assert (call.function.name, call.function.arguments) == ("add", '{"a": 1, "b": 2}')
+        said = [*HI, answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "three"}]
+        await client.chat.completions.create(**asked | {"messages": said})
+    first, second = (lm.tokenizer.decode(request.prompt_ids) for request in engine.requests)
+    assert first.startswith("<|system|>")
+    assert '"description": "the sum"' in first
+    assert create_parser("qwen").describe() in first
+    assert second.startswith(first + CALLS_ADD)
+    assert "three" in second.removeprefix(first)
 
 
 async def test_a_stream_tells_the_prompt_once_and_looks_a_token_up_once(

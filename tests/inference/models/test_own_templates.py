@@ -105,6 +105,24 @@ def test_what_was_sampled_stays_whatever_token_ended_it(own: Own, lm: LoadedMode
         talk.reply(tokenizer("ok", add_special_tokens=False)["input_ids"], "ok", ended=False)
 
 
+@pytest.mark.parametrize(
+    "roles",
+    [("assistant", "user"), ("user", "assistant", "assistant", "user"), ("user", "system", "user"), ("tool", "user")],
+    ids="-".join,
+)
+def test_a_conversation_of_another_shape_comes_back_or_is_refused_by_name(
+    own: Own, roles: tuple[str, ...], lm: LoadedModel
+) -> None:
+    chat = own.renderer(lm)
+    said = [Message(role, f"word{i}x", name="calculator" * (role == "tool")) for i, role in enumerate(roles)]
+    try:
+        outcome = chat._tokenizer.decode(chat.whole(said))
+    except ContractError as error:
+        outcome = str(error)
+    refused = "the model: the chat template objects to messages of" in outcome and "model.chat_template" in outcome
+    assert refused or all(outcome.count(message.text) == 1 for message in said), outcome
+
+
 def test_a_reply_is_taken_back_as_its_end_token_ends_it(own: Own, lm: LoadedModel) -> None:
     chat = own.renderer(lm)
     ids = chat.demonstration("answer1")

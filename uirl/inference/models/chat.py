@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from uirl.errors import ContractError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
-from uirl.inference.models.control_tokens import ControlTokens
-from uirl.inference.models.dialect import Dialect, as_blocks, dialect_of, shows_tools
+from uirl.inference.models.control_tokens import ControlTokens, without_aliases
+from uirl.inference.models.dialect import OBJECTIONS, Dialect, as_blocks, dialect_of, shows_tools
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.templates import TEMPLATES
 from uirl.runtime.bounded_cache import BoundedCache
@@ -159,12 +159,27 @@ class ChatRenderer:
         return self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        """Return what the template makes of hidden messages."""
+        """Return what the template makes of hidden messages. Raises ContractError where it objects to them, and for
+        pictures that it does not show."""
+        if self._loaded.vision is not None and not self.dialect.pictures and any(m.images for m in messages):
+            raise ContractError(
+                f"{self._loaded.name}: the chat template drops pictures, or writes placeholders of its own; set "
+                "model.chat_template to one that writes the model's placeholder for every part of type 'image'"
+            )
         told = self.dialect.write(self._with_tools(messages), self._written)
         hidden = [self.controls.hide(message) for message in told]
-        return self._tokenizer.apply_chat_template(
-            hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
-        )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
+            )
+        except OBJECTIONS as error:
+            roles, problem = ", ".join(message.role for message in messages[-8:]), without_aliases(str(error))
+            raise ContractError(
+                f"{self._loaded.name}: the chat template objects to messages of {roles}: {problem}. "
+                "Expected what every conversation of a run is, a user and an assistant who take turns; set "
+                "model.chat_template to one that takes others"
+            ) from error
+        return text
 
     def _whole_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a whole conversation, with the prompt for the next reply."""
@@ -187,8 +202,10 @@ class ChatRenderer:
         return [Message("system", text), *messages[len(own) :]]
 
     def _written(self, calls: Sequence[ToolCall]) -> str:
-        """Return calls of somebody else as the policy writes them."""
-        return as_blocks(calls) if self._calls is None else self._calls.render(Action(tool_calls=tuple(calls)))
+        """Return calls of somebody else as the policy writes them: without the ids that an endpoint gave them."""
+        if self._calls is None:
+            return as_blocks(calls)
+        return self._calls.render(Action(tool_calls=tuple(ToolCall(call.name, call.arguments) for call in calls)))
 
     def _expand(self, text: str, images: Sequence[Screenshot]) -> list[int]:
         """Return the ids of a rendered text, in the place of each picture's word what the processor makes of it."""

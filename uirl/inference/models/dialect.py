@@ -25,7 +25,7 @@ from uirl.inference.models.templates import TEMPLATES
 from uirl.thoughts import END_OF_THOUGHT, split_thought
 from uirl.types import ToolCall
 
-_OBJECTIONS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+OBJECTIONS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Templates add, index and split what they are given, and raise whatever Python raises."""
 _ROLES = ("user", "assistant", "system")
 _PICTURE = Screenshot(b"", "picture")
@@ -42,6 +42,8 @@ class Dialect:
     """Roles whose text is a list of typed parts."""
     system: bool = True
     """A system message has a role of its own; else it stands at the head of the user's next message."""
+    late_system: bool = True
+    """So has one that comes later."""
     tool: bool = True
     """Results of tools have a role of their own; else they stand in a message of the user."""
     joins: bool = False
@@ -66,12 +68,16 @@ class Dialect:
         heads = False
         for message in messages:
             told = self._told(message, write_calls or as_blocks)
+            if message.role == "system" and not (self.late_system if out else self.system):
+                told["role"] = "user"
+            if told["role"] in self.parts and isinstance(told["content"], str):
+                told["content"] = [{"type": "text", "text": told["content"]}]
             before = out[-1] if out else None
             if before is not None and before["role"] == told["role"] == "user" and (self.joins or heads):
                 out[-1] = {**before, "content": _joined(before["content"], told["content"])}
             else:
                 out.append(told)
-            heads = message.role == "system" and not self.system
+            heads = message.role == "system" and told["role"] == "user"
         return out
 
     def notes(self) -> list[str]:
@@ -90,8 +96,6 @@ class Dialect:
         role = message.role
         if role == "tool" and not self.tool:
             told = {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
-        elif role == "system" and not self.system:
-            told["role"] = "user"
         elif role == "assistant":
             told["content"] = message.text.removeprefix(self.lead)
             if self.splits:
@@ -100,8 +104,6 @@ class Dialect:
             if message.tool_calls and not self.calls:
                 del told["tool_calls"]
                 told["content"] = "\n".join(filter(None, [told["content"], write_calls(message.tool_calls)]))
-        if told["role"] in self.parts and isinstance(told["content"], str):
-            told["content"] = [{"type": "text", "text": told["content"]}]
         return told
 
 
@@ -124,6 +126,7 @@ def dialect_of(loaded: LoadedModel) -> Dialect:
         found = split
     return replace(
         found,
+        late_system=found.system and probe.keeps(found, *_LATE),
         lead=probe.lead(found),
         calls=probe.keeps(found, _CALLS),
         pictures=sees and probe.keeps(found, _PICTURES),
@@ -137,7 +140,7 @@ def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[s
     names = [str(tool.get("function", tool)["name"]) for tool in tools]
     try:
         text = probe.render(dialect.write(_TALKS[0].messages), True)
-    except _OBJECTIONS:
+    except OBJECTIONS:
         return False
     return all(name in text for name in names) and probe.keeps(dialect, *_TALKS, _RESULTS)
 
@@ -189,6 +192,7 @@ _TALKS = (
 )
 _PICTURES = _talk("system", "user*", "assistant", "user*", "assistant", "user")
 _RESULTS = _talk("user", "assistant", "tool", "tool", "assistant", "tool", "user")
+_LATE = (_talk("user", "system", "user"), _talk("system", "user", "assistant", "system", "user"))
 _IN_A_ROW = _talk("user", "user", "assistant", "user", "user")
 _T, _A = (f"w{secrets.randbits(80)}" for _ in range(2))
 _THOUGHT = _reply(_T, _A, _A)
@@ -244,7 +248,7 @@ class _Probe:
         """Return what does not come back, in words; empty: all does."""
         try:
             text = self.render(dialect.write(talk.messages), True)
-        except _OBJECTIONS as error:
+        except OBJECTIONS as error:
             return f"it objects to {', '.join(m.role for m in talk.messages)} ({error})"
         wrong = [word for word in talk.words if text.count(word) != 1]
         if wrong:
