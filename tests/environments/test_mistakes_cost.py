@@ -53,6 +53,19 @@ class Toll(WebEnvironment):
         return -0.1
 
 
+class Silent(BaseEnvironment):
+    """Every step costs 1, and nobody says what a mistake costs."""
+
+    def reset(self) -> str:
+        return ""
+
+    def step(self, action: str) -> Any:
+        return "", -1.0, False, {}
+
+    def get_state_description(self) -> str:
+        return ""
+
+
 def walk(**options: Any) -> GymnasiumEnvironment:
     return GymnasiumEnvironment(Walk, max_turns=TURNS, **options)
 
@@ -104,6 +117,10 @@ MEMBERS: dict[str, Member] = {
         lambda: here(lambda: ToolEnvironment(registry=[add], environment=walk())),
         NUMBERS,
         [[UNREADABLE], calling(("fly", {})), calling(("add", {"a": 1})), text("left")],
+    ),
+    "tools around what has no price, once it charged": (
+        lambda: here(lambda: ToolEnvironment(registry=[add], environment=Silent())), (text("on"),),
+        [[*text("on"), UNREADABLE], [*text("on"), *calling(("fly", {}))]],
     ),
     "uirl serve": (served, NUMBERS, [text("left")]),
     "a server of OpenEnv, once it charged": (foreign, [DROP], [[*DROP, UNREADABLE], [*DROP, *calling(("drop", {}))]]),

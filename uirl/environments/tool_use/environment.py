@@ -119,6 +119,7 @@ class ToolEnvironment(BaseEnvironment):
             result = await self._execute(action.tool_calls)
         else:
             result = await self._answer(Action(text=action.answer, thought=action.thought))
+        self._lowest = min(self._lowest, result.reward)
         self.note(result.observation.tool_results)
         return result
 
@@ -235,7 +236,6 @@ class ToolEnvironment(BaseEnvironment):
                 Observation(tool_results=tuple(results)), 0.0 if done else self.mistake_reward
             )
         last = taken[-1]
-        self._lowest = min(self._lowest, *(t.reward for t in taken))
         seen = last.observation
         observation = Observation(seen.text, seen.images, seen.info, (*results, *seen.tool_results))
         return StepResult(observation, sum(t.reward for t in taken), last.terminated, last.truncated)
