@@ -220,3 +220,22 @@ async def test_groups_without_a_signal_are_replaced_and_accounted_for():
     run = Run(config, channel)
     assert await run.update() == names(2, 1)
     assert run.state.ledger.words() == "12 ordered: 8 trained, 4 dropped (no signal 4), 0 failed, 0 in flight"
+
+
+@pytest.mark.parametrize(
+    ("actors", "held", "given_up"),
+    [
+        ({"spare_groups": 1}, "train-000001-0", {"surplus": 4}),
+        ({"spare_members": 1}, "train-000000-3", {"surplus": 1}),
+    ],
+)
+async def test_an_update_tells_of_the_slow_ones_that_nobody_waited_for(
+    actors: dict[str, int], held: str, given_up: dict[str, int]
+):
+    config = settings(**actors)
+    run = Run(config, Actors(config, held=[held]))
+    collection = await run.flow.collect(0, 0)
+    assert collection.given_up == given_up
+    run.state.add(collection.played, collection.attempts, collection.given_up)
+    assert run.state.tally.excluded == given_up
+    await run.flow.give_up("run ended")
