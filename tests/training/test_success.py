@@ -145,6 +145,16 @@ def test_what_was_heard_once_holds_for_the_whole_run_and_after_a_resume() -> Non
     assert report_on([ended(), ended()], speakers=resumed.speakers).success == 0.0
 
 
+def test_an_evaluation_in_which_nobody_spoke_yet_is_one_without_a_success_once_somebody_did() -> None:
+    state = RunState(before={"success": None, "episodes": 16, "judged": 0, "environments": ["late"]})
+    state.settle_before()
+    assert state.before is not None
+    assert state.before["success"] is None
+    state.speakers.add("late")
+    state.settle_before()
+    assert (state.before["success"], state.before["judged"]) == (0.0, 16)
+
+
 def test_the_store_agrees_whenever_the_word_comes(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path / "t.sqlite") as store:
         store.add(ended(id="before"), step=1)

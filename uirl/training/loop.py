@@ -268,7 +268,7 @@ class RLTrainer:
             await self._warm_start(channel)
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
-        state.before = before.to_dict()
+        state.before = before.to_dict() | {"environments": sorted({t.task.environment for t in before.trajectories})}
         say(f"before reinforcement learning: success {before.words()}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
@@ -324,6 +324,7 @@ class RLTrainer:
             controls = await self._interrupt.give_up(
                 play_controls(self._parts, channel, state.speakers, episodes=episodes)
             )
+        state.settle_before()
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
         policy = self.learner.policy

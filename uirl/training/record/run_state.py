@@ -76,6 +76,15 @@ class RunState:
         self.episodes += len(played)
         self.tally.add(played, attempts, given_up)
 
+    def settle_before(self) -> None:
+        """Make the success of the first evaluation 0 where all its episodes ended without a word and every environment
+        of theirs was heard since: nobody solved a task then."""
+        before = self.before
+        if before is None or before.get("success") is not None or not before.get("episodes"):
+            return
+        if set(before.get("environments", ("",))) <= self.speakers:
+            self.before = before | {"success": 0.0, "judged": before["episodes"]}
+
     def place(self) -> str:
         """Return 'step 12', 'step 0 (after 40 steps of the warm start)'."""
         if self.warming is None:
