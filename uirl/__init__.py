@@ -19,7 +19,7 @@ _HOME = {
         "JudgeFailure RolloutFailure StorageError UirlError"
     ),
     "uirl.images": "ImageStore Screenshot screenshot",
-    "uirl.metrics": "Metrics MetricsLogger pass_at_k read_metrics success_interval",
+    "uirl.metrics": "Metrics MetricsLogger clustered_interval pass_at_k read_metrics success_interval",
     "uirl.config": (
         "AlgorithmConfig CheckpointConfig ConfigStore EnvironmentConfig InferenceConfig LoggingConfig ModelConfig "
         "RayConfig RolloutConfig TrainingConfig load_config"

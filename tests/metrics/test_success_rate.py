@@ -2,15 +2,19 @@
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from uirl.metrics import (
+    by_instance,
+    clustered_interval,
     mean_pass_at_k,
     pass_at_k,
     success_interval,
 )
+from uirl.metrics.success_rate import student_t
 
 
 def test_wilson_interval_golden():
@@ -31,6 +35,62 @@ def test_the_interval_holds_the_rate_and_mirrors(n, share):
     assert high > low
     mirrored = success_interval(n - successes, n)
     assert (1 - high, 1 - low) == pytest.approx(mirrored, abs=1e-12)
+
+
+def test_the_quantiles_of_student():
+    # tables: 12.706, 4.303, 3.182, 2.776, 2.262, 2.042, 1.984 for 95 %, 1.963 for 1 degree at 70 %
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042, 100: 1.984}
+    assert {d: student_t(0.95, d) for d in table} == {d: pytest.approx(t, rel=2e-3) for d, t in table.items()}
+    assert student_t(0.7, 1) == pytest.approx(1.963, rel=1e-3)
+
+
+def test_the_interval_by_instance_golden():
+    # one try each: Wilson of 10 with t of 9 degrees = 2.2622
+    assert clustered_interval([(1, 1)] * 5 + [(0, 1)] * 5) == pytest.approx(success_interval(5, 10, 2.2622), abs=1e-4)
+    # 3, 1, 4, 0 of 4: p = .5, share = (1 + 1 + 4 + 4) / (.25 * 64) = .625, effective n = 4 * 6 / (4 * .625 + 2) = 5.333
+    assert clustered_interval([(3, 4), (1, 4), (4, 4), (0, 4)]) == pytest.approx(
+        success_interval(5.3333 / 2, 5.3333, 3.1786), abs=1e-4
+    )
+    assert by_instance([("a", True), ("b", False), ("a", False)]) == [(1, 2), (0, 1)]
+    assert clustered_interval([(64, 64)]) == clustered_interval([(7, 900), (1, 1)]) == (0.0, 1.0)  # one instance
+
+
+@given(outcomes=st.lists(st.booleans(), min_size=2, max_size=300), tries=st.sampled_from([1, 4, 64]))
+def test_tries_that_end_alike_are_worth_one(outcomes, tries):
+    """A greedy policy: n is the number of instances, also where everything or nothing is solved."""
+    alike = clustered_interval([(won * tries, tries) for won in outcomes])
+    assert alike == pytest.approx(clustered_interval([(won, 1) for won in outcomes]), abs=1e-9)
+    low, high = alike
+    assert 0 <= low <= sum(outcomes) / len(outcomes) <= high <= 1
+    assert high - low > 1 / len(outcomes) ** 2
+
+
+def test_independent_tries_are_worth_their_number():
+    """Every instance solved in half of its tries: nothing but the draws of the policy differs."""
+    low, high = clustered_interval([(8, 16)] * 256)
+    assert high - low < 1.1 * (success_interval(2048, 4096)[1] - success_interval(2048, 4096)[0])
+
+
+PRIORS = {
+    "uniform": (1.0, 1.0),
+    "alike": (30.0, 30.0),
+    "mostly all or nothing": (0.2, 0.2),
+    "mostly solved": (9.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("instances", [3, 4, 8, 32, 128])
+@pytest.mark.parametrize("tries", [1, 4, 16, 64])
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_an_interval_holds_the_rate_as_often_as_it_says(prior, greedy, tries, instances):
+    """Of evaluations with success per instance drawn from a beta distribution at least 93 % hold its mean, whether the
+    tries of an instance are independent or all end alike."""
+    rng, runs, (a, b) = np.random.default_rng([instances, tries, greedy]), 1500, PRIORS[prior]
+    rates = rng.beta(a, b, (runs, instances))
+    solved = tries * (rng.random(rates.shape) < rates) if greedy else rng.binomial(tries, rates)
+    found = [clustered_interval([(int(s), tries) for s in row]) for row in solved]
+    assert sum(low <= a / (a + b) <= high for low, high in found) / runs >= 0.93
 
 
 def test_pass_at_k_golden_and_by_counting():

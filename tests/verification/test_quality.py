@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from uirl.algorithms import compute_grpo_advantage
-from uirl.verification.quality import Channel, Confusion, JudgeQuality, answers_that_matter
+from uirl.verification.quality import Channel, Confusion, JudgeQuality, Pair, answers_that_matter
 
 HAND = Confusion(true_accepts=40, false_accepts=10, false_rejects=20, true_rejects=30)
 
@@ -22,8 +22,8 @@ def test_the_rates_by_hand() -> None:
     assert HAND.f1 == pytest.approx(80 / 110)
     # by chance: (50 * 60 + 50 * 40) / 100^2 = 0.5; kappa = (0.7 - 0.5) / 0.5
     assert HAND.kappa == pytest.approx(0.4)
-    # Wilson, n = 50, p = .8: centre (.8 + 1.9207/50) / (1 + 3.8415/50) = .77859, half width .10888
-    assert HAND.precision_interval == pytest.approx((0.66962, 0.88761), abs=2e-4)
+    # Wilson, n = 50, p = .8, t of 49 = 2.0096: centre (.8 + 2.0193/50) / (1 + 4.0385/50) = .77758, half width .11162
+    assert HAND.precision_interval == pytest.approx((0.66596, 0.88920), abs=2e-4)
 
 
 def test_rates_of_nothing_are_none_and_not_zero() -> None:
@@ -57,6 +57,21 @@ def test_the_channel_by_hand() -> None:
     assert Channel.of(Confusion(50, 50, 50, 50)) is None  # says nothing
 
 
+@pytest.mark.parametrize("t", [0.05, 0.3, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("f", [0.05, 0.3, 0.5, 0.8, 0.95])
+def test_every_channel_that_says_something_is_unbiased(t: float, f: float) -> None:
+    """Also one that is worse than chance: what it rejects is worth more. One that says nothing is no channel."""
+    n = 1000
+    counts = Confusion(round(t * n), round(f * n), n - round(t * n), n - round(f * n))
+    channel = Channel.of(counts)
+    assert (channel is None) == (abs(t - f) < 0.1)
+    if channel is not None:
+        yes, no = channel.corrected(1.0), channel.corrected(0.0)
+        assert t * yes + (1 - t) * no == pytest.approx(1.0, abs=0.01)
+        assert f * yes + (1 - f) * no == pytest.approx(0.0, abs=0.01)
+        assert (yes > no) == (t > f)
+
+
 def test_where_the_judge_scores_a_whole_group_the_correction_changes_no_normalised_advantage() -> None:
     """(r - f) / (t - f) is the same line for all members; mean and deviation take it away."""
     channel, mask = Channel(0.8, 0.2), torch.ones(4, 1)
@@ -80,13 +95,29 @@ def test_a_judge_is_believed_until_its_interval_lies_below_the_limit() -> None:
     for _ in range(3):
         quality.add("t", False, True)
     assert quality.newest.precision == 0.0
-    # Wilson of 0 of 3: high = 3.8415 / 6.8415 = .5615
-    assert not quality.believed
+    assert quality.believed  # Wilson of 0 of 3, t of 2 = 4.303: high = 18.51 / 21.51 = .861
+    for _ in range(3):
+        quality.add("t", False, True)
+    assert not quality.believed  # of 0 of 6, t of 5 = 2.571: high = 6.608 / 12.608 = .524
     for _ in range(20):
         quality.add("t", True, True)
     assert quality.believed  # only the newest 20 count
-    assert quality.overall.false_accepts == 3
-    assert JudgeQuality(limit=None, pairs=[("t", False, True)] * 50).believed
+    assert quality.overall.false_accepts == 6
+    assert JudgeQuality(limit=None, pairs=[Pair("t", False, True, str(i)) for i in range(50)]).believed
+
+
+def test_the_intervals_of_a_judge_are_by_instance() -> None:
+    """Eight members of a group that all show the same are judged the same: they are one observation of the judge."""
+    one_each, groups = JudgeQuality(limit=0.7), JudgeQuality(limit=0.7)
+    for i in range(5):
+        one_each.add("t", i == 0, True)
+        for _ in range(8):
+            groups.add("t", i == 0, True, f"train-{i:06d}")
+    assert groups.report()["instances"] == one_each.report()["instances"] == 5
+    for name in ("precision_interval", "false_accept_interval", "recall_interval"):
+        assert groups.report()[name] == pytest.approx(one_each.report()[name])
+    assert groups.believed  # 40 episodes, and .2 < .7: yet five instances are few
+    assert groups.row()["judge/precision_high"] == pytest.approx(groups.overall.precision_interval[1])
 
 
 def test_by_task_and_drift() -> None:
@@ -99,7 +130,7 @@ def test_by_task_and_drift() -> None:
     }
     assert [part.false_accepts for part in quality.drift()] == [0, 0, 0, 5]
     assert quality.report()["drift"][3]["precision"] == 0.5
-    assert [part.n for part in JudgeQuality(pairs=[("t", True, True)] * 3).drift()] == [1, 1, 1]
+    assert [part.n for part in JudgeQuality(pairs=[Pair("t", True, True, "g")] * 3).drift()] == [1, 1, 1]
     assert JudgeQuality().drift() == []
     assert JudgeQuality().row()["judge/precision"] is None
 

@@ -70,7 +70,10 @@ def _report(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report, indent=2))
         return 0
-    rows: dict[str, object] = {"episodes of which the truth is known": report["episodes"], **_lines(report)}
+    rows: dict[str, object] = {
+        "episodes of which the truth is known": f"{report['episodes']} of {report['instances']} instances",
+        **_lines(report),
+    }
     for name in ("accepts_without_truth", "rejects_without_truth", "no_answer", "from_labels"):
         rows[name.replace("_", " ")] = report[name]
     rows |= {f"no answer: {cause}": number for cause, number in sorted(report["causes"].items())}
@@ -97,7 +100,8 @@ def _lines(report: dict[str, Any]) -> dict[str, object]:
 def _line(part: dict[str, Any]) -> str:
     precision = _rate(part["precision"], part["precision_interval"])
     wrong = _rate(part["false_accept_rate"], part["false_accept_interval"])
-    return f"precision {precision}, false accepts {wrong}, kappa {_number(part['kappa'])} ({part['episodes']} episodes)"
+    counted = f"{part['episodes']} episodes of {part['instances']} instances"
+    return f"precision {precision}, false accepts {wrong}, kappa {_number(part['kappa'])} ({counted})"
 
 
 def _rate(value: float | None, interval: Any) -> str:

@@ -10,7 +10,7 @@ from uirl.metrics.reduction import (
     plain_row,
     reduction_of,
 )
-from uirl.metrics.success_rate import mean_pass_at_k, pass_at_k, success_interval
+from uirl.metrics.success_rate import by_instance, clustered_interval, mean_pass_at_k, pass_at_k, success_interval
 from uirl.metrics.trackers import PHASES, TensorBoardTracker, Tracker, WandbTracker
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "TensorBoardTracker",
     "Tracker",
     "WandbTracker",
+    "by_instance",
+    "clustered_interval",
     "mean_pass_at_k",
     "pass_at_k",
     "plain_row",

@@ -47,7 +47,8 @@ A = TypeVar("A", bound=WireAnswer)
 
 def judge_failure(cause: str, message: str) -> JudgeFailure:
     """Return a failure whose message begins with its cause, by which failures are counted: 'timeout', 'rate limit',
-    'server', 'refused request', 'connection', 'junk', 'refusal', 'budget', 'no pictures', 'not asked'."""
+    'server', 'refused request', 'connection', 'junk', 'refusal', 'budget', 'no pictures', 'not asked',
+    'uncorrected'."""
     return JudgeFailure(f"judge {cause}: {message}")
 
 

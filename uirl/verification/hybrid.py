@@ -27,7 +27,7 @@ from uirl.verification.evidence import Evidence, Pictures
 from uirl.verification.judge import Judge, JudgeOptions, JudgeVerdict, digest
 from uirl.verification.memory import Heard, JudgeMemory
 from uirl.verification.outcome import Finding, Outcome
-from uirl.verification.quality import PERFECT, Channel, JudgeQuality, answers_that_matter
+from uirl.verification.quality import ENOUGH, MIN_GAP, Channel, JudgeQuality, answers_that_matter
 from uirl.verification.rules import RuleBook
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class HybridOptions:
     window: int = 200
     """See `JudgeQuality.window`."""
     correct_noise: bool = False
-    """What the judge alone says is corrected for its error rates, as soon as they are known (`Channel`)."""
+    """What the judge alone says is corrected for its error rates (`Channel`). Until they are known, and where they say
+    that its word says nothing, it gives no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class HybridVerifier:
             self.rules = rules if isinstance(rules, RuleBook) else RuleBook.from_file(rules)
         self.counts: Counter[str] = Counter()
         """'rules', 'judge': who decided; 'asked', 'saved': calls of the judge for an episode; 'agreed', 'disagreed';
-        'no answer', 'uncorrected'."""
+        'no answer'."""
         self._believed = True
         self._loop: EventLoopThread | None = None
 
@@ -211,7 +212,7 @@ class HybridVerifier:
         quality = JudgeQuality(self.options.window, self.options.precision_limit)
         if self.judge is not None:
             for heard in self.judge.client.memory.heard(self._judge_in_run, self.options.window):
-                quality.add(heard.task, heard.truth, heard.said)
+                quality.add(heard.task, heard.truth, heard.said, heard.group)
         return quality
 
     async def close(self) -> None:
@@ -237,7 +238,7 @@ class HybridVerifier:
             return None, None
         record, decided = evidence.trajectory, rule.outcome is not Outcome.UNKNOWN
         useful = self._is_believed() and (not decided or not self.prefer_rules)
-        wanted = useful or self.options.ask == "always"
+        wanted = useful or self.options.ask == "always" or self._learns_rates()
         if not worth_asking or not (wanted or (decided and _drawn(record.id, self.options.audit))):
             self._save(record)
             return None, None
@@ -260,6 +261,13 @@ class HybridVerifier:
         self.counts["no answer"] += 1
         self.counts[f"no answer: {cause_of(str(failure))}"] += 1
 
+    def _learns_rates(self) -> bool:
+        """Return whether the judge is asked of all that rules decide, since its error rates are not known yet."""
+        if not self.options.correct_noise:
+            return False
+        newest = self.quality().newest
+        return min(newest.solved, newest.unsolved) < ENOUGH
+
     def _save(self, record: Trajectory) -> None:
         self.counts["saved"] += 1
         record.metrics[SAVED] = 1.0
@@ -270,7 +278,8 @@ class HybridVerifier:
         if truth is None or passed is None:
             return
         assert self.judge is not None
-        self.judge.client.memory.hear(self._judge_in_run, record.id, Heard(record.task.id, truth, passed))
+        heard = Heard(record.task.id, truth, passed, record.group_id or record.id)
+        self.judge.client.memory.hear(self._judge_in_run, record.id, heard)
         self.counts["agreed" if truth == passed else "disagreed"] += 1
         if truth != passed and is_round(self.counts["disagreed"]):
             _LOG.warning(
@@ -296,9 +305,9 @@ class HybridVerifier:
             raise failure
         if by_judge is None or said is None or not self._is_believed():
             return self._unsolved(record, rule, said)
-        self.counts["judge"] += 1
         score = self._corrected(float(by_judge), record.group_id or record.id)
-        return Verification(score, by_judge, said.reason, "judge", rule.outcome, said)
+        self.counts["judge"] += 1
+        return Verification(score, score > 0.5, said.reason, "judge", rule.outcome, said)
 
     def _unsolved(self, record: Trajectory, rule: Finding, said: JudgeVerdict | None) -> Verification:
         """Return that an episode is not solved, of which neither rules nor a judge that is believed say yes or no."""
@@ -309,7 +318,8 @@ class HybridVerifier:
         elif said is None:
             why = "nobody else was asked"
         else:
-            why, score = said.reason, self._corrected(0.0, record.group_id or record.id)
+            group = record.group_id or record.id  # saying nothing earns what the worse word does, whichever that is
+            why, score = said.reason, min(self._corrected(word, group) for word in (0.0, 1.0))
         reason = f"not solved as far as anybody can say: the rules do not know ({rule.reason}), and {why}"
         record.metrics[NOBODY] = 1.0
         self.counts["nobody"] += 1
@@ -333,22 +343,23 @@ class HybridVerifier:
         return self._believed
 
     def _corrected(self, score: float, group: str) -> float:
-        """Return the score, corrected by the same rates in the whole group."""
+        """Return the score, corrected by the same rates in the whole group. Raises JudgeFailure where the judge's word
+        cannot be corrected: it is not taken for that of a judge which never errs."""
         if not self.options.correct_noise:
             return score
         assert self.judge is not None
-        known = Channel.of(self.quality().newest)
-        rates = (known.true_accept_rate, known.false_accept_rate) if known is not None else PERFECT
-        channel = Channel(*self.judge.client.memory.settle(self._judge_in_run, group, rates))
-        if (channel.true_accept_rate, channel.false_accept_rate) == PERFECT:
-            self.counts["uncorrected"] += 1
-            if is_round(self.counts["uncorrected"]):
-                _LOG.warning(
-                    "the judge's word is not corrected (time %d): its error rates are not known from enough episodes, "
-                    "or it says next to nothing",
-                    self.counts["uncorrected"],
-                )
-        return channel.corrected(score)
+        newest = self.quality().newest
+        known = Channel.of(newest)
+        rates = None if known is None else (known.true_accept_rate, known.false_accept_rate)
+        settled = self.judge.client.memory.settle(self._judge_in_run, group, rates)
+        if settled is None:
+            raise judge_failure(
+                "uncorrected",
+                f"its error rates are not known: rules know the truth of {newest.solved} solved and {newest.unsolved} "
+                f"unsolved episodes that it spoke of, expected {ENOUGH} of each and accept rates that differ by "
+                f"{MIN_GAP:g}; let rules decide more, or set verification.correct_noise=false",
+            )
+        return Channel(*settled).corrected(score)
 
 
 def judge_named(model: str) -> Judge:
@@ -368,4 +379,6 @@ def _precision(quality: JudgeQuality) -> str:
     if newest.precision is None or newest.precision_interval is None:
         return "nothing is known of its precision"
     low, high = newest.precision_interval
-    return f"precision {newest.precision:.2f} [{low:.2f}, {high:.2f}] of {newest.accepts} accepted episodes"
+    instances = sum(one.accepts > 0 for one in newest.by_instance)
+    counted = f"{newest.accepts} accepted episodes of {instances} instances"
+    return f"precision {newest.precision:.2f} [{low:.2f}, {high:.2f}] of {counted}"

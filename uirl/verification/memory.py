@@ -19,13 +19,13 @@ from uirl.runtime.limits import in_column
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS spent (budget TEXT PRIMARY KEY, calls INTEGER NOT NULL, tokens INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS heard (
-    judge TEXT NOT NULL, trajectory TEXT NOT NULL, task TEXT NOT NULL, truth INTEGER NOT NULL, said INTEGER NOT NULL,
-    created REAL NOT NULL, PRIMARY KEY (judge, trajectory));
+CREATE TABLE IF NOT EXISTS heard_of (
+    judge TEXT NOT NULL, trajectory TEXT NOT NULL, task TEXT NOT NULL, grp TEXT NOT NULL, truth INTEGER NOT NULL,
+    said INTEGER NOT NULL, created REAL NOT NULL, PRIMARY KEY (judge, trajectory));
 CREATE TABLE IF NOT EXISTS settled (
     judge TEXT NOT NULL, grp TEXT NOT NULL, true_accepts REAL NOT NULL, false_accepts REAL NOT NULL,
     PRIMARY KEY (judge, grp));
-CREATE INDEX IF NOT EXISTS heard_by_time ON heard (judge, created);
+CREATE INDEX IF NOT EXISTS heard_of_by_time ON heard_of (judge, created);
 """
 
 
@@ -36,6 +36,8 @@ class Heard:
     task: str
     truth: bool
     said: bool
+    group: str
+    """What it shares with the other episodes of its instance."""
 
 
 class JudgeMemory:
@@ -98,27 +100,29 @@ class JudgeMemory:
         once."""
         with self._lock, self._errors():
             self._run(
-                "INSERT OR REPLACE INTO heard VALUES (?, ?, ?, ?, ?, ?)",
-                (judge, trajectory, heard.task, heard.truth, heard.said, time.time()),
+                "INSERT OR REPLACE INTO heard_of VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (judge, trajectory, heard.task, heard.group, heard.truth, heard.said, time.time()),
             )
 
     def heard(self, judge: str, newest: int) -> list[Heard]:
         """Return the `newest` episodes of `hear`, the oldest of them first."""
         with self._lock, self._errors():
             rows = self._run(
-                "SELECT task, truth, said FROM heard WHERE judge = ? ORDER BY created DESC LIMIT ?", (judge, newest)
+                "SELECT task, truth, said, grp FROM heard_of WHERE judge = ? ORDER BY created DESC LIMIT ?",
+                (judge, newest),
             ).fetchall()
-        return [Heard(str(task), bool(truth), bool(said)) for task, truth, said in reversed(rows)]
+        return [Heard(str(task), bool(truth), bool(said), str(grp)) for task, truth, said, grp in reversed(rows)]
 
-    def settle(self, judge: str, group: str, rates: tuple[float, float]) -> tuple[float, float]:
+    def settle(self, judge: str, group: str, rates: tuple[float, float] | None) -> tuple[float, float] | None:
         """Return the error rates by which the judge is corrected in a group: those that were first settled for it.
-        Members that are scored while the estimate moves would else differ by nothing but that."""
+        Members that are scored while the estimate moves would else differ by nothing but that. None: not known yet."""
         with self._lock, self._errors():
-            self._run("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
+            if rates is not None:
+                self._run("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
             row = self._run(
                 "SELECT true_accepts, false_accepts FROM settled WHERE judge = ? AND grp = ?", (judge, group)
             ).fetchone()
-        return float(row[0]), float(row[1])
+        return None if row is None else (float(row[0]), float(row[1]))
 
     def close(self) -> None:
         """Close the file. Calling it twice is fine."""

@@ -9,9 +9,9 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from uirl.metrics import success_interval
+from uirl.metrics import clustered_interval
 
 Interval = tuple[float, float]
 
@@ -24,16 +24,24 @@ class Confusion:
     false_accepts: int = 0
     false_rejects: int = 0
     true_rejects: int = 0
+    by_instance: tuple[Confusion, ...] = ()
+    """The counts of each group of episodes of one instance, which a judge judges alike; empty: every episode is one of
+    its own."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[bool, bool]]) -> Confusion:
-        """Count pairs of (truth, what the judge said)."""
+    def of(cls, pairs: Iterable[tuple[bool, bool]], instances: Iterable[str] | None = None) -> Confusion:
+        """Count pairs of (truth, what the judge said). `instances`: of each pair the instance that its episode shares
+        with others; None: none shares any."""
         counted = list(pairs)
+        grouped: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+        for instance, pair in zip(instances or (), counted, strict=instances is not None):
+            grouped[instance].append(pair)
         return cls(
             true_accepts=counted.count((True, True)),
             false_accepts=counted.count((False, True)),
             false_rejects=counted.count((True, False)),
             true_rejects=counted.count((False, False)),
+            by_instance=tuple(map(cls.of, grouped.values())),
         )
 
     @property
@@ -90,21 +98,22 @@ class Confusion:
 
     @property
     def precision_interval(self) -> Interval | None:
-        """Wilson's interval at 95 %; None: none was accepted."""
-        return success_interval(self.true_accepts, self.accepts) if self.accepts else None
+        """Interval at 95 %, by instance (`clustered_interval`); None: none was accepted."""
+        return self._interval("true_accepts", "accepts")
 
     @property
     def false_accept_interval(self) -> Interval | None:
-        return success_interval(self.false_accepts, self.unsolved) if self.unsolved else None
+        return self._interval("false_accepts", "unsolved")
 
     @property
     def recall_interval(self) -> Interval | None:
-        return success_interval(self.true_accepts, self.solved) if self.solved else None
+        return self._interval("true_accepts", "solved")
 
     def report(self) -> dict[str, Any]:
         """Return all numbers, those that matter first. Rates of nothing are None, which is not 0."""
         return {
             "episodes": self.n,
+            "instances": len(self.by_instance) or self.n,
             "precision": self.precision,
             "precision_interval": self.precision_interval,
             "false_accept_rate": self.false_accept_rate,
@@ -120,6 +129,13 @@ class Confusion:
             "true_rejects": self.true_rejects,
         }
 
+    def _interval(self, part: str, whole: str) -> Interval | None:
+        if not getattr(self, whole):
+            return None
+        hits, n = getattr(self, part), getattr(self, whole)
+        singly = [(1, 1)] * hits + [(0, 1)] * (n - hits)
+        return clustered_interval([(getattr(one, part), getattr(one, whole)) for one in self.by_instance] or singly)
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -131,30 +147,40 @@ class Channel:
     @classmethod
     def of(cls, confusion: Confusion) -> Channel | None:
         """Estimate the rates, each with one half added to both of its counts (Jeffreys' prior), so that none is 0 or 1.
-        None: not enough of either kind (`ENOUGH`), or the judge says next to nothing."""
+        A judge that accepts what is not solved more often than what is says as much as one the other way round. None:
+        not enough of either kind (`ENOUGH`), or the judge says next to nothing."""
         if min(confusion.solved, confusion.unsolved) < ENOUGH:
             return None
         channel = cls(
             (confusion.true_accepts + 0.5) / (confusion.solved + 1),
             (confusion.false_accepts + 0.5) / (confusion.unsolved + 1),
         )
-        return channel if channel.true_accept_rate - channel.false_accept_rate >= MIN_GAP else None
+        return channel if abs(channel.true_accept_rate - channel.false_accept_rate) >= MIN_GAP else None
 
     def corrected(self, reward: float) -> float:
         """Return (reward - false_accept_rate) / (true_accept_rate - false_accept_rate).
 
         Its mean over the judge's errors is the true reward of 0 or 1: an unbiased reward [arXiv 2606.24515; the same as
-        the backward correction of arXiv 2510.00915]. A single value lies outside of [0, 1].
+        the backward correction of arXiv 2510.00915]. A single value lies outside of [0, 1]; that of an acceptance is
+        the lower one where the judge accepts what is not solved more often.
         """
         return (reward - self.false_accept_rate) / (self.true_accept_rate - self.false_accept_rate)
 
 
 MIN_GAP = 0.1
 """A judge whose two rates are nearer than this says next to nothing, and a correction would only blow up noise."""
-PERFECT = (1.0, 0.0)
-"""Rates of a judge that never errs, which correct nothing."""
 ENOUGH = 10
 """Solved and unsolved episodes each that an estimate of the error rates needs."""
+
+
+class Pair(NamedTuple):
+    """What a judge said of one episode of which the truth is known."""
+
+    task: str
+    truth: bool
+    said: bool
+    instance: str
+    """What the episode shares with those of the same instance, such as its group."""
 
 
 @dataclass(slots=True)
@@ -165,12 +191,11 @@ class JudgeQuality:
     """Episodes that count as the newest."""
     limit: float | None = None
     """A judge whose precision interval (of the newest) lies below this is not believed alone; None: it always is."""
-    pairs: list[tuple[str, bool, bool]] = field(default_factory=list)
-    """(task, truth, what the judge said)."""
+    pairs: list[Pair] = field(default_factory=list)
 
-    def add(self, task: str, truth: bool, said: bool) -> None:
-        """Note one episode."""
-        self.pairs.append((task, truth, said))
+    def add(self, task: str, truth: bool, said: bool, instance: str | None = None) -> None:
+        """Note one episode. `instance`: see `Pair`; None: it shares it with none."""
+        self.pairs.append(Pair(task, truth, said, f"episode {len(self.pairs)}" if instance is None else instance))
 
     @property
     def overall(self) -> Confusion:
@@ -183,9 +208,9 @@ class JudgeQuality:
     @property
     def by_task(self) -> Mapping[str, Confusion]:
         """Task -> its counts, in the order of their names."""
-        pairs: dict[str, list[tuple[str, bool, bool]]] = defaultdict(list)
+        pairs: dict[str, list[Pair]] = defaultdict(list)
         for pair in self.pairs:
-            pairs[pair[0]].append(pair)
+            pairs[pair.task].append(pair)
         return {task: _confusion(pairs[task]) for task in sorted(pairs)}
 
     @property
@@ -224,8 +249,9 @@ class JudgeQuality:
         }
 
 
-def _confusion(pairs: Iterable[tuple[str, bool, bool]]) -> Confusion:
-    return Confusion.of((truth, said) for _, truth, said in pairs)
+def _confusion(pairs: Iterable[Pair]) -> Confusion:
+    counted = list(pairs)
+    return Confusion.of(((pair.truth, pair.said) for pair in counted), (pair.instance for pair in counted))
 
 
 def _share(part: int, whole: int) -> float | None:

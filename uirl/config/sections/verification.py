@@ -53,7 +53,8 @@ class VerificationConfig(Section):
     which rules knew the truth, lies below this. None: it always is."""
     correct_noise: bool = False
     """What the judge alone says is corrected for its error rates as rules found them; the reward can then lie outside
-    of [0, 1]."""
+    of [0, 1]. Until rules know 10 solved and 10 unsolved episodes that the judge spoke of (it is asked of all that they
+    decide), and where its two accept rates differ by less than 0.1, it gives no answer."""
     memory: PathText | None = None
     """SQLite file with the judge's answers by content and, of each run, what was spent and what it said where rules
     knew the truth. None: judge.sqlite in logging.runs_dir."""

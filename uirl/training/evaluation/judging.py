@@ -45,6 +45,8 @@ class Judged:
     """Cause for which there is no answer; empty: there is one."""
     process: float | None = None
     screens: Mapping[str, int] = field(default_factory=dict)
+    group: str = ""
+    """What it shares with the other episodes of its instance."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which `Judged(**...)` makes an equal one."""
@@ -136,7 +138,8 @@ def _judged(evidence: Evidence, result: Verification | JudgeFailure) -> Judged:
     )
     if isinstance(result, JudgeFailure):
         cause = cause_of(str(result))
-        return Judged(record.id, record.task.id, rule, judge, None, reason=str(result), failure=cause)
+        group = record.group_id
+        return Judged(record.id, record.task.id, rule, judge, None, reason=str(result), failure=cause, group=group)
     said = result.judge
     screens = {} if said is None else {name: getattr(said.screens, name) for name in said.screens.__slots__}
     return Judged(
@@ -149,6 +152,7 @@ def _judged(evidence: Evidence, result: Verification | JudgeFailure) -> Judged:
         result.reason,
         process=None if said is None or not said.votes.asked else said.process,
         screens=screens,
+        group=record.group_id,
     )
 
 
@@ -212,7 +216,7 @@ def report_on_judge(
         if truth is None:
             counts["accepts_without_truth" if one.judge else "rejects_without_truth"] += 1
         else:
-            quality.add(one.task, truth, one.judge)
+            quality.add(one.task, truth, one.judge, one.group or one.id)
     report = {"source": str(source or directory.trajectories_path)} | quality.report() | counts | {"causes": causes}
     if quality.pairs and not quality.overall.unsolved:
         report["warning"] = (
@@ -262,4 +266,5 @@ def _of_store(directory: RunDirectory) -> Iterator[Judged]:
                 None if judge is None else judge == 1.0,
                 None if record.verdict is None else record.verdict.score,
                 failure=cause_of(record.failure.message) if failed and record.failure is not None else "",
+                group=record.group_id,
             )
