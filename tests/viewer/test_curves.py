@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from tests.patience import PATIENCE
-from uirl.metrics import success_interval
 from uirl.viewer import curves, live
 from uirl.viewer.curves import Curves
 from uirl.viewer.tail import read_from, sampled_rows
@@ -119,16 +118,13 @@ def test_a_page_has_a_sample_first_and_is_told_when_there_is_more(client, run, m
     assert len(client.get("/api/runs/first/metrics.csv").text.splitlines()) == 1 + 3 + 3990
 
 
-def test_the_band_is_of_the_episodes_that_were_averaged(tmp_path):
+def test_the_band_is_that_of_the_run(tmp_path):
+    """By instance, as the run says it: a row that does not say it has none, since its episodes share instances."""
     path = tmp_path / "metrics.jsonl"
     rows = [
-        {"step": 1, "success": 0.5, "count/judged_episodes": 4, "trajectories": 8},
-        {"step": 2, "success": 0.5, "trajectories": 8},
-        {"step": 3, "success": 0.5},
-        {"step": 3, "success": 1.0, "count/judged_episodes": 8.9},
-        {"step": 4, "success": None, "count/judged_episodes": 0, "trajectories": 8},
+        {"step": 1, "success": 0.5, "count/judged_episodes": 4, "success_low": 0.1, "success_high": 0.9},
+        {"step": 2, "success": 0.5, "count/judged_episodes": 4, "trajectories": 8},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     bands = [(row.get("success_low"), row.get("success_high")) for row in read_from(path).rows]
-    assert bands[:2] == [success_interval(2, 4), success_interval(4, 8)]
-    assert bands[2:] == [(None, None), success_interval(8, 8), (None, None)]
+    assert bands == [(0.1, 0.9), (None, None)]

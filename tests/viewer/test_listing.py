@@ -15,7 +15,7 @@ import pytest
 
 from tests.viewer.runs import make_run, trajectory
 from uirl.errors import StorageError
-from uirl.metrics import success_interval
+from uirl.metrics import clustered_interval
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Failure
 from uirl.viewer import tail
@@ -99,7 +99,7 @@ def test_an_evaluation_says_its_result(client, run):
         store.add_many([*episodes, broken, trajectory("unsaid", success=None)], step=4, split="test")
     os.utime(path, (1e9, 1e9))
     found = listed(client, "first.evaluations.step_000004.sqlite")
-    low, high = success_interval(6, 8)
+    low, high = clustered_interval([(1, 2), (2, 2), (1, 2), (2, 2)])
     assert found["held_out"] == {"value": 0.75, "low": low, "high": high, "step": 4, "episodes": 8, "groups": 4}
     assert (found["name"], found["state"], found["steps"]) == ("first/evaluations/step_000004", "recorded", 4)
     assert (found["trajectories"], found["training_success"]) == (10, None)

@@ -100,8 +100,8 @@ class Outcomes:
     judged: int
     """Episodes that are evidence, of which somebody said whether they succeeded."""
     solved: int
-    groups: int
-    """Groups of the judged ones: instances of tasks."""
+    by_group: tuple[tuple[int, int], ...]
+    """(solved, judged) of each group of the judged ones: of each instance of a task."""
     steps: tuple[int, int] | None
     """The first and the last update that they were collected for; None: there are no episodes."""
     splits: tuple[str, ...]
@@ -113,10 +113,12 @@ def outcomes_of(connection: sqlite3.Connection) -> Outcomes:
     """Return what the trajectories of a store came to."""
     row = connection.execute(
         """SELECT count(*), count(failure), sum(failure IS NULL AND success IS NOT NULL),
-        sum(failure IS NULL AND success = 1),
-        count(DISTINCT CASE WHEN failure IS NULL AND success IS NOT NULL THEN group_id END),
-        min(step), max(step), min(created) FROM trajectories"""
+        sum(failure IS NULL AND success = 1), min(step), max(step), min(created) FROM trajectories"""
     ).fetchone()
+    groups = connection.execute(
+        """SELECT sum(success), count(*) FROM trajectories WHERE failure IS NULL AND success IS NOT NULL
+        GROUP BY CASE group_id WHEN '' THEN id ELSE group_id END"""
+    ).fetchall()
     splits = tuple(name for (name,) in connection.execute("SELECT DISTINCT split FROM trajectories ORDER BY split"))
-    steps = None if row[5] is None else (row[5], row[6])
-    return Outcomes(row[0], row[1], row[2] or 0, row[3] or 0, row[4], steps, splits, row[7])
+    steps = None if row[4] is None else (row[4], row[5])
+    return Outcomes(row[0], row[1], row[2] or 0, row[3] or 0, tuple(groups), steps, splits, row[6])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import StorageError
-from uirl.metrics import success_interval
+from uirl.metrics import clustered_interval
 from uirl.storage.summaries import Outcomes
 from uirl.viewer.files import read_object
 from uirl.viewer.finding import closed
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 WRITING = 15.0
 """Seconds after its last write during which a run counts as live where its lock cannot be seen."""
 HELD_OUT = {"eval", "test"}
-"""Splits of held-out episodes."""
+"""Splits of evaluations."""
 
 
 def list_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -81,18 +81,21 @@ def _of_store(found: Outcomes) -> dict[str, Any]:
     step = None if found.steps is None or found.steps[0] != found.steps[1] else found.steps[1]
     line: dict[str, Any] = {"trajectories": found.episodes, "steps": step, "created": found.created}
     if found.judged:
-        low, high = success_interval(found.solved, found.judged)
+        low, high = clustered_interval(found.by_group)
         value = found.solved / found.judged
         whole = {"value": value, "low": low, "high": high, "step": step, "episodes": found.judged}
         held_out = set(found.splits) <= HELD_OUT
-        line |= {"held_out": {**whole, "groups": found.groups}} if held_out else {"training_success": value}
+        line |= {"held_out": {**whole, "groups": len(found.by_group)}} if held_out else {"training_success": value}
     return line
 
 
 def _evaluated(run: Run) -> dict[str, Any] | None:
-    """Return the newest evaluation of a run; its rows do not say over how many episodes it went."""
+    """Return the newest evaluation of a run; the rows of earlier versions do not say its interval."""
     row = run.evaluated.row()
-    return None if row is None else {"value": row["eval/success"], "low": None, "high": None, "step": row["step"]}
+    if row is None:
+        return None
+    low, high = row.get("eval/success_low"), row.get("eval/success_high")
+    return {"value": row["eval/success"], "low": low, "high": high, "step": row["step"]}
 
 
 def _at_the_end(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:

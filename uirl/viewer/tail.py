@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from uirl.metrics import success_interval
 from uirl.viewer.files import opened
 
 ROWS = 2000
@@ -188,8 +187,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or type(row.get("step")) is not int or not is_number(row["step"]):
         return None
-    row = {name: _scalar(value) for name, value in row.items() if not isinstance(value, (dict, list))}
-    return row | _band(row)
+    return {name: _scalar(value) for name, value in row.items() if not isinstance(value, (dict, list))}
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -201,17 +199,3 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def _scalar(value: Any) -> Any:
     return None if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_number(value) else value
-
-
-def _band(row: dict[str, Any]) -> dict[str, float]:
-    """Return the interval (Wilson, 95 %) of the success of an update, where it says over how many episodes it is the
-    mean. Rows of earlier versions say how many were learned from (`trajectories`), which is at most as many."""
-    success = row.get("success")
-    episodes = row.get("count/judged_episodes", row.get("trajectories"))
-    if "success_low" in row or not is_number(success) or not is_number(episodes):
-        return {}
-    if not 0 <= success <= 1 or not 1 <= episodes < 1 << 53:
-        return {}
-    count = int(episodes)
-    low, high = success_interval(round(success * count), count)
-    return {"success_low": low, "success_high": high}

@@ -125,7 +125,11 @@ def test_a_report_as_plain_data_has_everything_but_the_episodes() -> None:
     played = [Trajectory(f"t{i}", Task("a"), metrics={"success": float(i < 3)}) for i in range(4)]
     report = report_on(played)
     plain = report.to_dict()
-    assert set(plain) == {f.name for f in fields(report)} - {"trajectories", "tally"} | {"excluded", "first_failure"}
+    assert set(plain) == {f.name for f in fields(report)} - {"trajectories", "tally"} | {
+        "excluded",
+        "first_failure",
+        "result",
+    }
     assert (plain["episodes"], plain["success"], plain["excluded"]) == (4, 0.75, report.tally.report())
     assert report.interval is not None
     assert plain["interval"] == list(report.interval)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from uirl.errors import RolloutFailure
-from uirl.metrics import mean_pass_at_k, success_interval
+from uirl.metrics import mean_pass_at_k
 from uirl.rollout.collector import EpisodePlayer
 from uirl.success import settle_outcomes
-from uirl.training.record.progress import percent, playing
+from uirl.training.record.instances import HeldOut, instances_of, interval_by_instance
+from uirl.training.record.progress import counted, percent, playing
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Task, Trajectory
 
 HELD_OUT_SEED = 20_250_101
-"""Makes tasks and instances of evaluation splits: the same for every run, and none of the training instances."""
+"""Makes tasks and instances of evaluation splits: the same for every run, from other seeds than those of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class EvaluationReport:
     episodes: int
     """Episodes that are evidence."""
     failures: int
+    instances: int
+    """Instances that these episodes are of: tries of one are not independent."""
     success: float | None
     """Share of solved episodes; None: neither environment nor verifier says what success is."""
     interval: tuple[float, float] | None
-    """95 % Wilson interval of `success`."""
+    """Of `success`, 95 %, by instance (`clustered_interval`)."""
     reward: float | None
     """Mean total reward; None without episodes."""
     turns: float | None
@@ -41,6 +44,11 @@ class EvaluationReport:
     judged: int = 0
     """Episodes of which is known whether they succeeded (docs/success.md)."""
     trajectories: tuple[Trajectory, ...] = ()
+    corrected: float | None = None
+    """Mean score of the judged episodes where a judge's word is corrected for its errors: an unbiased estimate of the
+    success, of which `success` is what rules and judge accept. None: nothing is corrected."""
+    held_out: HeldOut | None = None
+    """How far it is of instances that training did not play; None: nobody says what training played."""
     tally: Tally = field(default_factory=Tally)
     """How many episodes are excluded and how many attempts were repeated, by kind of failure."""
 
@@ -50,19 +58,43 @@ class EvaluationReport:
         return next((f"{t.failure.kind}: {t.failure.message}" for t in self.trajectories if t.failure), None)
 
     def words(self) -> str:
-        """Return '93.0 % (95 %: 89.1 to 95.6), 128 of 128 judged'."""
-        return f"{percent(self.success, self.interval)}, {self.judged} of {self.episodes} judged"
+        """Return '93.0 % (95 %: 89.1 to 95.6), 256 of 256 judged, 256 episodes of 64 instances; held out: none of them
+        trained on'."""
+        judged = f"{self.judged} of {self.episodes} judged"
+        words = f"{percent(self.success, self.interval)}, {judged}, {counted(self.episodes, self.instances)}"
+        if self.corrected is not None:
+            words += f"; as accepted, {percent(self.corrected)} corrected for the judge's errors"
+        return words if self.held_out is None else f"{words}; {self.held_out.words()}"
+
+    def unseen_rows(self) -> dict[str, str]:
+        """Return a line of a table: the success on the instances that training did not play, where it played some."""
+        found = self.held_out
+        if found is None or not found.told_apart or not found.trained_on:
+            return {}
+        counts = counted(found.unseen, found.instances - found.trained_on)
+        return {"success on unseen instances": f"{percent(found.success, found.interval)}, {counts}"}
+
+    def row(self) -> dict[str, float | None]:
+        """Return what the metrics of an update say of an evaluation after it."""
+        low, high = self.interval or (None, None)
+        numbers = {"success": self.success, "success_low": low, "success_high": high}
+        numbers |= {"reward": self.reward, "turns": self.turns}
+        return {f"eval/{name}": value for name, value in numbers.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the trajectories."""
         return {
+            "result": self.words(),
             "episodes": self.episodes,
             "judged": self.judged,
             "failures": self.failures,
+            "instances": self.instances,
             "first_failure": self.first_failure,
             "excluded": self.tally.report(),
+            "held_out": None if self.held_out is None else self.held_out.to_dict(),
             "success": self.success,
             "interval": list(self.interval) if self.interval else None,
+            "corrected": self.corrected,
             "reward": self.reward,
             "turns": self.turns,
             "pass_at_k": {str(k): v for k, v in self.pass_at_k.items()},
@@ -80,15 +112,16 @@ async def evaluate_episodes(
     seed: int = 0,
     label: str | None = None,
     speakers: set[str] | None = None,
+    trained: Collection[str] | None = None,
 ) -> EvaluationReport:
-    """Play `episodes` held-out episodes, `tries` per instance, and report on them. The same split has the same
-    instances in every run; `label` begins the ids of the trajectories; `speakers`: see `report_on`."""
+    """Play `episodes` episodes of an evaluation split, `tries` per instance, and report on them. The same split has the
+    same instances in every run; `label` begins the ids of the trajectories; `speakers`, `trained`: see `report_on`."""
     source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
     groups = source.groups(max(1, episodes // tries), tries)
     specs = [spec for group in groups for spec in group]
     with playing(f"evaluation {label or split}", player, len(specs)):
         played = await player.collect(specs)
-    return report_on(played[: len(specs)], played[len(specs) :], speakers)
+    return report_on(played[: len(specs)], played[len(specs) :], speakers, trained)
 
 
 def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
@@ -100,10 +133,14 @@ def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
 
 
 def report_on(
-    trajectories: Sequence[Trajectory], attempts: Sequence[Trajectory] = (), speakers: set[str] | None = None
+    trajectories: Sequence[Trajectory],
+    attempts: Sequence[Trajectory] = (),
+    speakers: set[str] | None = None,
+    trained: Collection[str] | None = None,
 ) -> EvaluationReport:
     """Return the report of trajectories that were already played; `attempts` failed and were repeated. `speakers`: the
-    environments known to say what success is, to which those are added that do so here; None: none yet."""
+    environments known to say what success is, to which those are added that do so here; None: none yet. `trained`: the
+    fingerprints of what training played; None: nobody says."""
     settle_outcomes(trajectories, set() if speakers is None else speakers)
     usable = [t for t in trajectories if t.failure is None]
     judged = [t for t in usable if t.success is not None]
@@ -112,19 +149,29 @@ def report_on(
         episodes=len(usable),
         judged=len(judged),
         failures=len(trajectories) - len(usable),
+        instances=len(set(instances_of(usable))),
         success=wins / len(judged) if judged else None,
-        interval=success_interval(wins, len(judged)) if judged else None,
+        interval=interval_by_instance(judged),
+        corrected=_corrected(judged),
         reward=_mean([t.total_reward() for t in usable]),
         turns=_mean([float(len(t)) for t in usable]),
         pass_at_k=_pass_at_k(judged),
         tasks=_per_task(usable),
         trajectories=tuple(trajectories),
+        held_out=None if trained is None else HeldOut.of(usable, trained),
         tally=tally_of(trajectories, attempts),
     )
 
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _corrected(judged: Sequence[Trajectory]) -> float | None:
+    verdicts = [t.verdict for t in judged if t.verdict is not None]
+    if all(verdict.verifier != "judge" or verdict.score in (0.0, 1.0) for verdict in verdicts):
+        return None
+    return _mean([verdict.score for verdict in verdicts])
 
 
 def _pass_at_k(judged: list[Trajectory]) -> dict[int, float]:

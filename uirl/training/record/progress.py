@@ -222,7 +222,7 @@ class FailureNews:
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     """Return the numbers of one update, on one line."""
     parts = [f"step {step:>4}/{steps}", f"episodes {int(row['episodes_total']):>6}"]
-    rates = (("success", "success", "count"), ("eval/success", "held-out", "eval"))
+    rates = (("success", "success", "count"), ("eval/success", "eval", "eval"))
     parts += [_rate(name, row[key], row, counts) for key, name, counts in rates if row.get(key) is not None]
     parts += [f"reward {_number(row.get('reward'))}", f"turns {_number(row.get('turns'), 1)}"]
     of_update = (("entropy", "entropy"), ("approx_kl", "kl"), ("clip_fraction", "clip"), ("log_prob_gap_max", "gap"))
@@ -248,11 +248,16 @@ def report_table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    """Return '93.0 % (89.1 to 95.6)'; '-' for None."""
+    """Return '93.0 % (95 %: 89.1 to 95.6)'; '-' for None."""
     if value is None:
         return "-"
     text = f"{100 * value:.1f} %"
     return text if interval is None else f"{text} (95 %: {100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+
+
+def counted(episodes: int, instances: int) -> str:
+    """Return '256 episodes of 64 instances'."""
+    return f"{episodes} episode{'s' * (episodes != 1)} of {instances} instance{'s' * (instances != 1)}"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -18,6 +18,7 @@ from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.success import UNSAID
 from uirl.training.record.curve import draw_curve
+from uirl.training.record.instances import interval_by_instance
 from uirl.training.record.progress import FailureNews, say, tell_earlier
 from uirl.training.record.run_state import RunState
 from uirl.training.record.together import WrittenTogether
@@ -227,8 +228,10 @@ def row_of(
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
     row["count/evidence_episodes"] = len(usable)
-    row["count/judged_episodes"] = sum(t.success is not None for t in usable)
+    judged = [t for t in usable if t.success is not None]
+    row["count/judged_episodes"] = len(judged)
     row["count/unsaid_episodes"] = sum(UNSAID in t.metrics for t in usable)
+    row |= dict(zip(("success_low", "success_high"), interval_by_instance(judged) or (), strict=False))
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)

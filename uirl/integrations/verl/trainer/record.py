@@ -65,7 +65,7 @@ class StepRecord:
             return
         report = report_on(played.episodes, played.attempts)
         self.held_out = report.tally
-        self._held_out = {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
+        self._held_out = report.row()
 
     def forget_held_out(self) -> None:
         """Leave the newest evaluation out of the rows to come."""
