@@ -317,7 +317,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     words = [word for word in SMALL if not word.startswith("evolve.rounds")]
     assert main(["evolve", str(config), where, *words]) == 0
     said = capsys.readouterr().out
-    assert "round 1/1  held-out success" in said
+    assert "round 1/1  success" in said
     assert "small-evolve\n  round 0 " in said
     path = tmp_path / "small-evolve"
     assert main(["evolve", str(path), "--resume"]) == 0

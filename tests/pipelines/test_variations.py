@@ -94,12 +94,17 @@ async def test_a_model_that_gives_none_is_a_failure(server: ScriptedJudge) -> No
 
 
 def test_a_run_plays_what_was_taken(server: ScriptedJudge, tmp_path: Path) -> None:
-    server.proposals = ["Open the door.", "Open all doors."]
+    server.proposals = ["Open the door.", "Open all doors.", "open every  WINDOW"]
+    held_out = tmp_path / "held_out.json"
+    held_out.write_text(json.dumps([{"id": "w", "goal": "Open every window"}]))
     server.outcome = lambda seen: "failure"
     judged = ["verification.enabled=true", "verification.judge=eye", f"verification.judge_url={server.url}"]
-    run(tmp_path, *judged, "verification.audit=0.0", "evolve.variations=2")
+    run(tmp_path, *judged, "verification.audit=0.0", "evolve.variations=3", f"environment.eval_tasks={held_out}")
     said = json.loads((tmp_path / "run" / "round_01" / "tasks.json").read_text())
     assert [task["goal"] for task in said["accepted"]] == ["Open the door.", "Open all doors."]
+    assert said["rejected"] == [{"goal": "open every  WINDOW", "why": "there is such a task already"}]
+    learned = (tmp_path / "run" / "round_02" / "sft.jsonl").read_text()
+    assert "window" not in learned.lower()
     card = json.loads((tmp_path / "run" / "round_02" / "data_card.json").read_text())
     assert set(card["tasks"]) & {"round-1/Corridor~0", "round-1/Corridor~1"}
     assert len(facts(tmp_path / "run")) == 3

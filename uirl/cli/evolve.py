@@ -52,13 +52,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _tell(path: Path, summary: dict[str, Any]) -> None:
-    from uirl.training.record.progress import percent, report_table
+    from uirl.training.record.progress import report_table
 
     rows: dict[str, object] = {}
     for row in summary["rounds"]:
         kinds = [f"{row[kind]} {kind}" for kind in ("solved", "beginnings", "corrections") if kind in row]
         kept = f"  ({', '.join(kinds)})" if kinds else ""
-        interval = None if row["interval"] is None else tuple(row["interval"])
-        judged = f"{row['judged']} of {row['episodes']} judged"
-        rows[f"round {row['round']}"] = f"{percent(row['success'], interval)}, {judged}{kept}"
+        rows[f"round {row['round']}"] = f"{row['result']}{kept}"
     report_table(str(short(path)), {**rows, "checkpoint": summary["checkpoint"]})

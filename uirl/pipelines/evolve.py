@@ -32,9 +32,11 @@ from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.evaluation.measure import trained_by
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan.settle import settle
-from uirl.training.record.progress import doing, percent, say, tell_progress
+from uirl.training.record.instances import fingerprints_of, packed
+from uirl.training.record.progress import doing, say, tell_progress
 from uirl.training.resume import open_run, run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.tasks.curriculum import source_of
@@ -96,6 +98,8 @@ class Evolution:
         self._closed = False
         self._speakers: set[str] = set()
         """The environments that were heard to say what success is: see `uirl.success`."""
+        self._demonstrated: set[str] = set()
+        """Fingerprints of the instances of the warm start."""
 
     def run(self) -> dict[str, Any]:
         """Play all rounds, or those that are left; return the summary. Ctrl-C stops at once, and another call, or
@@ -172,7 +176,9 @@ class Evolution:
                     save_checkpoint(place, parts.learner, state, keep_last_n=1)
                     clock.saved(started)
 
-            return await warm.run(keep)
+            facts = await warm.run(keep)
+        self._demonstrated = warm.trained
+        return facts
 
     async def _collect(self, folder: RoundFolder) -> dict[str, Any]:
         """Play the episodes of the round with the policy of the round before it."""
@@ -247,7 +253,7 @@ class Evolution:
         return facts | self._save(folder)
 
     async def _evaluate(self, folder: RoundFolder) -> dict[str, Any]:
-        """Measure the policy on held-out episodes, the same in every round."""
+        """Measure the policy on the same episodes in every round."""
         self._load(folder.number)
         async with open_channel(self._parts) as channel:
             report = await self._measure(channel, folder.number)
@@ -276,6 +282,7 @@ class Evolution:
             seed=training.seed,
             label=f"after-round-{number}",
             speakers=self._speakers,
+            trained=trained_by(self._checkpoint(number)),
         )
 
     def _export(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
@@ -314,7 +321,7 @@ class Evolution:
             record = store.get(one.id)
             failed[one.task_id] = Failed(record.task, "" if record.verdict is None else record.verdict.reason)
         proposed = await self._propose(list(failed.values()), wanted) if failed else []
-        known = self._tasks(folder.number)
+        known = [*self._tasks(folder.number), *self._parts.tasks.evaluation]
         found = await validate_variations(
             proposed, known, self._parts.environment, self._validate, prefix=f"round-{folder.number}/"
         )
@@ -357,8 +364,18 @@ class Evolution:
         return self.path / "checkpoints" / f"step_{number:06d}"
 
     def _save(self, folder: RoundFolder) -> dict[str, Any]:
-        place = save_checkpoint(self._checkpoint(folder.number), self._parts.learner, {}, save_optimizer=False)
+        state = {"state": {"trained": packed(self._trained_on(folder))}}  # as a training run says it
+        place = save_checkpoint(self._checkpoint(folder.number), self._parts.learner, state, save_optimizer=False)
         return {"policy": hash_of_weights(place)}
+
+    def _trained_on(self, folder: RoundFolder) -> set[str]:
+        """Return the fingerprints of what the policy of a round was trained on: what was played for it and before."""
+        if not folder.number:
+            return self._demonstrated
+        with TrajectoryStore(folder.episodes, read_only=True) as store:
+            of_group = {one.group_id or one.id: one.id for one in store.list(split="train") if one.failure is None}
+            played = fingerprints_of(store.get(id) for id in of_group.values())
+        return played | (trained_by(self._checkpoint(folder.number - 1)) or set())
 
     def _load(self, number: int) -> None:
         """Make the policy of a round the one that plays and learns."""
@@ -377,7 +394,8 @@ class Evolution:
         for number in range(self.config.evolve.rounds + 1):
             facts = self._folder(number).facts()
             found, kept = facts["evaluate"], facts.get("select", {})
-            row = {name: found[name] for name in ("success", "interval", "judged", "episodes")} | {"round": number}
+            told = ("result", "success", "interval", "judged", "episodes", "held_out")
+            row = {name: found[name] for name in told} | {"round": number}
             rounds.append(row | {name: kept[name] for name in KINDS if name in kept})
         summary = {"rounds": rounds, "checkpoint": str(short(self._checkpoint(self.config.evolve.rounds)))}
         assert self._directory is not None
@@ -393,9 +411,7 @@ class Evolution:
 def _line(folder: RoundFolder, rounds: int) -> str:
     facts = folder.facts()
     found, kept = facts["evaluate"], facts.get("select")
-    interval = None if found["interval"] is None else (found["interval"][0], found["interval"][1])
-    told = f"round {folder.number}/{rounds}  held-out success {percent(found['success'], interval)}"
-    told += f", {found['judged']} of {found['episodes']} judged"
+    told = f"round {folder.number}/{rounds}  success {found['result']}"
     if kept is None:
         return told
     played = facts["collect"]
