@@ -82,7 +82,7 @@ class Observation:
     """Answers to the calls of the previous action: shown before `text`, each as a message of the role 'tool'."""
     state_key: str | None = None
     """Names the state, equal in equal states: what 'gigpo' compares turns by. Never shown to the agent. None: text,
-    pictures and tool results are the state."""
+    pictures and tool results are the state. The first one tells instances apart that hide where they differ."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

@@ -56,7 +56,10 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["episodes"] == 8
     told = capsys.readouterr().out
     assert "pass@4" in told
-    assert f"playing 8 held-out episodes; they are stored in {run / 'evaluations' / 'step_000002.sqlite'}\n" in told
+    assert (
+        f"playing 8 episodes of the split 'test'; they are stored in {run / 'evaluations' / 'step_000002.sqlite'}\n"
+        in told
+    )
     assert report["record"] == str(run / "evaluations" / "step_000002.sqlite")
     assert report["excluded"] == {
         "episodes": 8,
@@ -76,7 +79,7 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr()
     second = json.loads(told.out)
     assert (second["episodes"], second["record"]) == (8, str(run / "evaluations" / "step_000002-2.sqlite"))
-    assert "playing 8 held-out episodes" in told.err
+    assert "playing 8 episodes of the split 'test'" in told.err
     nobody = ["inference.backend=openai", "inference.server_url=http://127.0.0.1:9", "inference.request_retries=0"]
     assert main(["eval", str(run), "--episodes", "2", *nobody]) == 2
     told = capsys.readouterr().err

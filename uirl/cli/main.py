@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--from-step", type=int, metavar="N", help="continue from the checkpoint of step N; later ones are set aside"
     )
     train.set_defaults(run=_train)
-    evaluate = commands.add_parser("eval", help="measure a run or a checkpoint on held-out episodes")
+    evaluate = commands.add_parser("eval", help="measure a run or a checkpoint on other episodes")
     evaluate.add_argument(
         "path", nargs="?", metavar="RUN_OR_CHECKPOINT", help="run directory, checkpoint or HF model folder"
     )
@@ -192,7 +192,7 @@ def _eval(options: argparse.Namespace) -> int:
         require_writable(options.json_path)
     with lines_on_stderr(options.json_path == "-"):
         record = options.record or free_record(Path(words[0]))
-        say(f"playing {options.episodes} held-out episodes; they are stored in {record}")
+        say(f"playing {options.episodes} episodes of the split 'test'; they are stored in {record}")
         report = measure(
             words[0],
             tasks_path=options.tasks,
@@ -220,8 +220,8 @@ def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> Non
 
     rows: dict[str, object] = {
         "success": report.words(),
+        **report.unseen_rows(),
         "reward": report.reward,
-        "episodes": report.episodes,
         **excluded_rows({"": report.tally}),
         **({"the first failure": report.first_failure} if report.failures else {}),
         "turns": report.turns,

@@ -39,7 +39,7 @@ from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
 from uirl.training.saving import Saver, note_best, settle_best
-from uirl.training.summary import summary_of, summary_of_finished, tell
+from uirl.training.summary import measured_by, summary_of, summary_of_finished, tell
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.tasks.sources import TaskSource
 from uirl.training.tasks.task_sets import EVAL_TASKS
@@ -53,7 +53,7 @@ class RLTrainer:
     `environment` None: the one the config names. `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` gives
     the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: those the config names,
     else the environment's own. `eval_dataset`: the tasks of every evaluation; None: those the config names or chooses
-    (`environment.eval_tasks`, `eval_options`), else the training tasks on held-out instances.
+    (`environment.eval_tasks`, `eval_options`), else the training tasks on instances of other seeds.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RLTrainer:
             return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask, alone=True)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
-        """Play and report how the current policy does on held-out instances."""
+        """Play and report how the current policy does on the instances of an evaluation split."""
         return self._loop.run(self._evaluate(episodes or self.config.training.eval_episodes, split, tries=tries))
 
     def save_checkpoint(self, path: str | Path) -> Path:
@@ -293,6 +293,7 @@ class RLTrainer:
             state.warming = warm.state_dict()
             raise
         state.warming = None
+        state.trained |= warm.trained
 
     async def _after_step(self, goal: int, per_epoch: int) -> None:
         """Evaluate, log and save where it is time to."""
@@ -302,10 +303,9 @@ class RLTrainer:
         if training.eval_every is not None and (step % training.eval_every == 0 or step == goal):
             clock = time.perf_counter()
             report = await self._interrupt.give_up(self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}"))
-            row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
-            row |= {"eval/judged_episodes": report.judged, "eval/evidence_episodes": report.episodes}
+            row |= report.row()
             row["time/evaluate"] = time.perf_counter() - clock
-            state.held_out = report.success
+            state.held_out, state.evaluations = report.success, state.evaluations + 1
             better = note_best(state, report, self.config.checkpoint.keep_best)
         written = self._open_record().log(step, row)
         self._open_record().directory.write_json(LEDGER, state.ledger.report())
@@ -321,9 +321,9 @@ class RLTrainer:
         record, state, episodes = self._open_record(), self._state, self.config.training.eval_episodes
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=f"after@{self._state.step}"))
         with doing("the controls"):
-            controls = await self._interrupt.give_up(
-                play_controls(self._parts, channel, state.speakers, episodes=episodes)
-            )
+            metric = measured_by(after)
+            playing = play_controls(self._parts, channel, state.speakers, episodes=episodes, metric=metric)
+            controls = await self._interrupt.give_up(playing)
         state.settle_before()
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
@@ -339,7 +339,7 @@ class RLTrainer:
     async def _evaluate(
         self, episodes: int, split: str, *, label: str | None = None, tries: int = 1
     ) -> EvaluationReport:
-        """Return the report on held-out episodes; with a `label` they are part of the record."""
+        """Return the report on episodes of an evaluation split; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
         order = Order("eval", self.config.training.eval_temperature)
         async with open_channel(parts, self._channel) as channel:
@@ -352,6 +352,7 @@ class RLTrainer:
                 seed=seed,
                 label=label,
                 speakers=self._state.speakers,
+                trained=self._state.trained,
             )
             parts.engine.stats()
             if label is not None and not self._open_record().holds(label):

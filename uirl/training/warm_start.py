@@ -21,6 +21,7 @@ from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
+from uirl.training.record.instances import fingerprints_of, packed, unpacked
 from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
@@ -58,6 +59,8 @@ class Demonstrations:
         """That were played, those that failed included."""
         self.failed = 0
         self.successes = 0
+        self.trained: set[str] = set()
+        """Fingerprints of their instances."""
 
     async def batch(self, count: int) -> list[Sample]:
         """Return `count` demonstrations, fewer where some failed: those are left out. Raises EnvironmentFailure once
@@ -84,12 +87,13 @@ class Demonstrations:
         """Return plain data from which `load_state_dict` continues exactly here."""
         version, numbers, spare = self._rng.getstate()
         drawn = {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
-        return drawn | {"failed": self.failed, "full": self._full}
+        return drawn | {"failed": self.failed, "full": self._full, "trained": packed(self.trained)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
         self.failed, self._full = state.get("failed", 0), state.get("full", False)
+        self.trained = unpacked(state.get("trained", ""))
         self._then = self.failed, self.successes
         self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
@@ -112,6 +116,7 @@ class Demonstrations:
         """Count demonstrations. Raises EnvironmentFailure where more than half of all have failed."""
         settle_outcomes(played, self._speakers)
         self.successes += sum(bool(t.success) for t in played if t.failure is None)
+        self.trained |= fingerprints_of(played)
         failures = [t.failure for t in played if t.failure is not None]
         if not failures:
             return
@@ -180,6 +185,11 @@ class WarmStart:
         self._seed = parts.config.training.seed
         self._demonstrations = Demonstrations(parts, channel, self._settings.demonstrations, self._seed, self._speakers)
         self._at = Position()
+
+    @property
+    def trained(self) -> set[str]:
+        """The fingerprints of the instances that were demonstrated."""
+        return self._demonstrations.trained
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""

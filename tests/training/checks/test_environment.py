@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ class Parts:
     """What the checks read of an assembly, without a model."""
 
     def __init__(self, config: Any, environment: BaseEnvironment, evaluation: BaseEnvironment, **given: Any) -> None:
-        self.config, self.environment = config, environment
+        self.config, self.environment, self.eval_environment = config, environment, evaluation
         self.tasks = task_sets(config.environment, environment, evaluation, **given)
 
 
@@ -42,7 +44,7 @@ class Two(Countdown):
         return [Task("a", goal="open"), Task("b", goal="close")]
 
     def reset(self, task: Task | None = None, seed: int | None = None) -> Any:  # type: ignore[override]
-        return self.say(task, super().reset(seed).text)
+        return self.say(task, f"{super().reset(seed).text} (instance {seed})")
 
     def say(self, task: Task | None, text: str) -> str:
         return f"{task.goal if task else ''} {text}"
@@ -73,7 +75,7 @@ def checked(world: BaseEnvironment, folder: Path, **given: Any) -> dict[str, tup
 def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
     said = checked(Two(), tmp_path)
     assert {what: ok for what, (ok, _) in said.items()} == {"tasks": True, "seeds": True, "held-out tasks": True}
-    assert "on held-out instances" in said["held-out tasks"][1]
+    assert "on instances of other seeds" in said["held-out tasks"][1]
 
 
 def test_an_environment_that_ignores_its_task_is_found(tmp_path: Path) -> None:
@@ -110,3 +112,48 @@ def test_no_shipped_config_is_blamed(name: str) -> None:
     said = found(Parts(config, *worlds))
     assert all(ok for ok, _ in said.values()), said
     assert said["seeds"][0]
+
+
+class Questions(BaseEnvironment):
+    """Asks one of a number of questions, drawn by the seed."""
+
+    def __init__(self, questions: int, *, hidden: bool = False) -> None:
+        self._questions, self._hidden = questions, hidden
+
+    def reset(self, seed: int | None = None) -> str:
+        self._asked = random.Random(seed).randrange(self._questions)
+        return self.get_state_description()
+
+    def step(self, action: Any) -> Any:
+        return str(self._asked), float(str(self._asked) in str(action)), True, {}
+
+    def get_state_description(self) -> str:
+        return "guess" if self._hidden else f"how much is {self._asked} + 1?"
+
+    def spawn(self) -> Questions:
+        return Questions(self._questions, hidden=self._hidden)
+
+
+@pytest.mark.parametrize(
+    ("questions", "hidden", "ok", "words"),
+    [
+        (2, False, False, r"32 of 32 instances .* over the run that is at least 100 % of them"),
+        (60, False, False, r"over the run that is at least \d+ % of them"),
+        (10**9, False, True, "on instances of other seeds"),
+        (10**9, True, True, "not known: all instances begin alike"),
+    ],
+)
+def test_held_out_means_other_instances_and_not_other_seeds(
+    tmp_path: Path, questions: int, hidden: bool, ok: bool, words: str
+) -> None:
+    said = checked(Questions(questions, hidden=hidden), tmp_path)["held-out tasks"]
+    assert said[0] is ok
+    assert re.search(words, said[1]), said
+
+
+def test_a_task_under_another_name_is_the_same_task(tmp_path: Path) -> None:
+    trained = [Task(f"a{i}", goal=f"open {i}", checks={"n": i}, seed=i) for i in range(4)]
+    renamed = [Task(f"b{i}", goal=f"open {i}", checks={"n": i}, seed=i) for i in range(4)]
+    ok, detail = checked(Two(), tmp_path, dataset=trained, eval_dataset=renamed)["held-out tasks"]
+    assert not ok
+    assert detail.startswith("4 of 4 evaluation tasks, such as 'b0', name the seed of the very instance")

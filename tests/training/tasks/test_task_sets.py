@@ -58,7 +58,7 @@ def test_without_another_word_evaluations_take_the_training_tasks() -> None:
     for made in (sets(), sets(eval_options={"turns": 4})):
         assert made.evaluation == made.train
         assert made.summary == (
-            "evaluation: 2 tasks from the training tasks; all of them training tasks, on held-out instances"
+            "evaluation: 2 tasks from the training tasks; all of them training tasks, on instances of other seeds"
         )
     made = sets(dataset=["one", "two", "three"], eval_options={"turns": 4})
     assert [task.goal for task in made.evaluation] == ["one", "two", "three"]
@@ -91,7 +91,8 @@ def test_instances_that_training_plays_too_are_counted() -> None:
     made = sets(fixed, [Task("one", seed=1), Task("two", seed=9), Task("three", seed=3)])
     assert names(made.repeated) == ["one"]
     assert made.summary.endswith(
-        "; 2 of them training tasks, on held-out instances, but 1 name the seed of the instance that training plays"
+        "; 2 of them training tasks, on instances of other seeds, "
+        "but 1 name the seed of the instance that training plays"
     )
 
 
@@ -102,9 +103,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     seen: list[set[str]] = []
     report = evaluation.report_on
 
-    def noting(trajectories: Any, attempts: Any) -> Any:
+    def noting(trajectories: Any, *more: Any) -> Any:
         seen.append({t.task.id for t in trajectories})
-        return report(trajectories, attempts)
+        return report(trajectories, *more)
 
     monkeypatch.setattr(evaluation, "report_on", noting)
     return seen

@@ -17,7 +17,7 @@ from uirl.environments.demonstrators import DemonstratorOptions
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, OptionsLike
 from uirl.environments.tool_use.environment import Describe, ToolEnvironment
 from uirl.tools import CalculatorTool, Tool, ToolRegistry
-from uirl.types import Action, Task, ToolResult
+from uirl.types import Action, Observation, Task, ToolResult
 
 OPERATORS = "+-*"
 
@@ -102,7 +102,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
     def tools(self, problem: Problem) -> list[Tool]:
         """Return the tools of an episode."""
 
-    def ask(self, rng: random.Random, task: Task | None) -> str:
+    def ask(self, rng: random.Random, task: Task | None) -> Observation | str:
         self._begin(rng)
         return self._problem.written()
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment, ArithmeticOptions, Problem
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, LookupTool, Tool
+from uirl.types import Observation, Task
 
 NAMES = ("apple", "fig", "grape", "kiwi", "lemon", "lime", "mango", "melon", "olive", "peach", "pear", "plum")
 
@@ -47,6 +48,12 @@ class LookupEnvironment(ArithmeticEnvironment):
         """Draw a new problem and its table."""
         table = {name: self._number(rng) for name in NAMES[: self.options.names]}
         return Problem(tuple(rng.sample(list(table), self.options.terms)), self._operators(rng), table)
+
+    def ask(self, rng: random.Random, task: Task | None) -> Observation:
+        """Return the question, with a key for the table that it hides: another table is another instance."""
+        question = super().ask(rng, task)
+        assert isinstance(question, str)
+        return Observation(question, state_key=f"{question} of {sorted(self._problem.table.items())}")
 
     def tools(self, problem: Problem) -> list[Tool]:
         """Return the table and the calculator."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
+from uirl.environments import BaseEnvironment
 from uirl.environments.instances import look_alike, signature_of, takes_seed, takes_task
+from uirl.environments.session import EnvironmentSession
 from uirl.errors import RolloutFailure
+from uirl.metrics import success_interval
 from uirl.training.assembly import Assembly
+from uirl.training.evaluation.evaluation import HELD_OUT_SEED
+from uirl.training.record.instances import fingerprint_of
+from uirl.training.tasks.sources import UniformTasks
 from uirl.training.tasks.task_sets import content_of
 
 TASKS, SEEDS = 4, 8
 """Tasks and seeds that are compared, until two differ."""
+TRAINED, EVALUATED = 48, 32
+"""Instances of training and of evaluation that are begun, to see whether they are the same."""
 
 
 async def check_tasks(parts: Assembly) -> list[tuple[str, bool, str]]:
@@ -28,14 +37,18 @@ async def check_tasks(parts: Assembly) -> list[tuple[str, bool, str]]:
             fixed = alike
     except RolloutFailure:
         return found
-    found.append(_held_out_finding(parts, fixed))
+    held_out = _held_out_finding(parts, fixed)
+    if held_out[1] and not parts.environment.fixed_start:
+        with contextlib.suppress(RolloutFailure):  # named by the check of the contract
+            held_out = await _content_finding(parts, held_out)
+    found.append(held_out)
     return found
 
 
 async def _tasks_arrive(parts: Assembly) -> list[tuple[str, bool, str]]:
     distinct: dict[Any, Any] = {}
     for task in parts.tasks.train:
-        distinct.setdefault((task.goal, content_of(task)[2]) if task.goal or task.checks else task.id, task)
+        distinct.setdefault(content_of(task), task)
         if len(distinct) == TASKS:
             break
     if len(distinct) < 2:
@@ -94,3 +107,49 @@ def _held_out_finding(parts: Assembly, fixed: bool) -> tuple[str, bool, str]:
             detail + f"one instance: the success of an evaluation is that of training; {remedy}",
         )
     return ("held-out tasks", True, tasks.summary.removeprefix("evaluation: "))
+
+
+async def _content_finding(parts: Assembly, passed: tuple[str, bool, str]) -> tuple[str, bool, str]:
+    """Return `passed`, or what is wrong: evaluations play instances that begin and are solved like those of training.
+
+    Of those of evaluations a share of at least h (the low end of its interval) is found again among `TRAINED` of
+    training. With n of these in the whole run that is 1 - (1 - h)^(n / TRAINED).
+    """
+    training, seed = parts.config.training, parts.config.training.seed
+    trained = await _begun(parts, parts.environment, UniformTasks(parts.tasks.train, seed=seed), TRAINED)
+    source = UniformTasks(parts.tasks.evaluation, seed=seed, split="test", instance_seed=HELD_OUT_SEED)
+    evaluated = await _begun(parts, parts.eval_environment, source, EVALUATED)
+    if len({*trained, *evaluated}) == 1:
+        return (
+            passed[0],
+            True,
+            "not known: all instances begin alike, in training and in evaluations; where the environment hides what "
+            "makes them differ, it can name it in Observation.state_key",
+        )
+    hits = sum(one in trained for one in evaluated)
+    least = success_interval(hits, EVALUATED)[0]
+    groups = training.num_epochs * training.num_iters_per_epoch * training.batch_size / (training.group_size or 1)
+    share = 1 - (1 - least) ** max(1.0, groups / TRAINED)
+    if share <= 0.5:
+        return passed
+    return (
+        passed[0],
+        False,
+        f"{hits} of {EVALUATED} instances of an evaluation begin like one of {TRAINED} of training; over the run that "
+        f"is at least {100 * share:.0f} % of them, and its success says little of others. Draw from more instances, "
+        "or name other tasks: environment.eval_tasks, environment.eval_options or eval_dataset",
+    )
+
+
+async def _begun(parts: Assembly, environment: BaseEnvironment, source: UniformTasks, count: int) -> list[str]:
+    """Return the fingerprints of the next `count` instances of `source`. Raises RolloutFailure."""
+    limit = parts.config.environment.reset_timeout or float("inf")
+    session = EnvironmentSession(environment.spawn(), limit, limit)
+    try:
+        found = []
+        for (spec,) in source.groups(count, 1):
+            found.append(fingerprint_of(spec.task, await session.reset(spec.task, spec.environment_seed)))
+        return found
+    finally:
+        if not session.broken:
+            await session.close()

@@ -79,6 +79,7 @@ class EvaluationReport:
         low, high = self.interval or (None, None)
         numbers = {"success": self.success, "success_low": low, "success_high": high}
         numbers |= {"reward": self.reward, "turns": self.turns}
+        numbers |= {"judged_episodes": self.judged, "evidence_episodes": self.episodes}
         return {f"eval/{name}": value for name, value in numbers.items()}
 
     def to_dict(self) -> dict[str, Any]:

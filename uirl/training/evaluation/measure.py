@@ -13,6 +13,7 @@ from uirl.config.stored import override_stored
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.learner import Policy, latest_checkpoint, load_policy
+from uirl.learner.checkpoint import read_state
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
@@ -21,6 +22,7 @@ from uirl.storage import TrajectoryStore, free_run_name, origin_of, run_of
 from uirl.training.assembly import assemble
 from uirl.training.channels.choose import local_channel, open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.record.instances import unpacked
 from uirl.training.record.progress import doing
 from uirl.training.tasks.task_sets import read_tasks, stored_tasks
 from uirl.types import Trajectory
@@ -41,10 +43,11 @@ def measure(
     """Return the report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
 
     The config is the one stored with the run, with `overrides`. Tasks are those of the file `tasks_path`, else those
-    the run itself is measured on, unless `overrides` change its environment. Instances are the held-out ones of the
-    split 'test', the same that the summary of a run reports on. `record`: a new trajectory store for the episodes;
-    None: they are not kept. Raises CheckpointError where there is nothing to load, ConfigError where that config would
-    run code (see `override_stored`), and RolloutFailure where every episode failed.
+    the run itself is measured on, unless `overrides` change its environment. Instances are those of the split 'test',
+    the same that the summary of a run reports on; the report says which of them the policy was trained on. `record`: a
+    new trajectory store for the episodes; None: they are not kept. Raises CheckpointError where there is nothing to
+    load, ConfigError where that config would run code (see `override_stored`), and RolloutFailure where every episode
+    failed.
     """
     if episodes < 1 or not 1 <= tries <= episodes:
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
@@ -62,6 +65,7 @@ def measure(
     with doing(f"loading {folder}"):
         policy = policy_at(folder, config)
         parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
+    trained = trained_by(folder)
     loop = EventLoopThread()
     order = Order("eval", config.training.eval_temperature if temperature is None else temperature)
 
@@ -78,6 +82,7 @@ def measure(
                     split="test",
                     seed=config.training.seed,
                     speakers=speakers,
+                    trained=trained,
                 )
         finally:
             await parts.close()
@@ -175,6 +180,14 @@ def saved_as(path: Path) -> Path:
         return path
     ours = path.with_name(f"step_{int(step[1]):06d}")
     return ours if ours.exists() else path
+
+
+def trained_by(folder: Path) -> set[str] | None:
+    """Return the fingerprints of what the policy of a checkpoint was trained on; None: it does not say."""
+    if (folder / "config.json").is_file():
+        return None
+    told = read_state(folder).extra.get("state", {}).get("trained")
+    return None if told is None else unpacked(told)
 
 
 def policy_at(folder: Path, config: ConfigStore) -> Policy:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from uirl.config import TrainingConfig
+from uirl.training.record.instances import fingerprints_of, packed, unpacked
 from uirl.training.record.ledger import Ledger
 from uirl.training.record.tally import Tally
 from uirl.types import Trajectory
@@ -42,6 +43,10 @@ class RunState:
     """Success in the newest evaluation."""
     best: dict[str, Any] | None = None
     """`step`, `metric` and `value` of the best evaluation between updates; None: none yet, or nobody asked."""
+    evaluations: int = 0
+    """Evaluations between updates, of which `best` is the best."""
+    trained: set[str] = field(default_factory=set)
+    """What the instances that were trained on look like (`fingerprint`)."""
     counts: dict[str, int] = field(default_factory=dict)
     """Of the newest entry of the history: see `fold_row`."""
     pending: Row | None = None
@@ -51,6 +56,7 @@ class RunState:
         """Return plain data, from which `from_dict` makes an equal state."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {
             "tally": self.tally.to_dict(),
+            "trained": packed(self.trained),
             "ledger": self.ledger.to_dict(),
             "speakers": sorted(self.speakers),
         }
@@ -65,6 +71,8 @@ class RunState:
             fields_of_state["ledger"] = Ledger.from_dict(fields_of_state["ledger"])
         if "speakers" in fields_of_state:
             fields_of_state["speakers"] = set(fields_of_state["speakers"])
+        if "trained" in fields_of_state:
+            fields_of_state["trained"] = unpacked(fields_of_state["trained"])
         return cls(**fields_of_state)
 
     def add(
@@ -75,6 +83,7 @@ class RunState:
         self.step += 1
         self.episodes += len(played)
         self.tally.add(played, attempts, given_up)
+        self.trained |= fingerprints_of(played)
 
     def settle_before(self) -> None:
         """Make the success of the first evaluation 0 where all its episodes ended without a word and every environment
@@ -95,7 +104,7 @@ class RunState:
         """Return why the run ends here; None: it goes on. `goal`: updates in all."""
         wanted, reached = training.stop_at_success, self.held_out
         if wanted is not None and reached is not None and reached >= wanted:
-            return f"held-out success reached {wanted}"
+            return f"the success of an evaluation reached {wanted}"
         if training.max_seconds is not None and self.seconds >= training.max_seconds:
             return f"the time limit of {training.max_seconds:g} s was reached"
         return "all epochs are done" if self.step >= goal else None

@@ -37,7 +37,7 @@ class TaskSets:
         if not shared:
             return f"evaluation: {count} from {self.source}, none of them a training task"
         which = "all" if len(shared) == len(self.evaluation) else str(len(shared))
-        text = f"evaluation: {count} from {self.source}; {which} of them training tasks, on held-out instances"
+        text = f"evaluation: {count} from {self.source}; {which} of them training tasks, on instances of other seeds"
         fixed = len(self.repeated)
         return text + (f", but {fixed} name the seed of the instance that training plays" if fixed else "")
 
@@ -65,7 +65,7 @@ def task_sets(
 
     Training plays `dataset`, else the file `environment.tasks`, else the environment's own tasks. An evaluation plays
     `eval_dataset`, else the file `environment.eval_tasks`, else the tasks that `environment.eval_options` chose, else
-    those of training, on held-out instances. Raises ConfigError for what is no task.
+    those of training, on instances of other seeds. Raises ConfigError for what is no task.
     """
     sets = _chosen(settings, environment, evaluation, dataset, eval_dataset)
     train, held_out = ([_named(task, settings.label) for task in tasks] for tasks in (sets.train, sets.evaluation))
@@ -121,6 +121,7 @@ def _read(path: str | None) -> Sequence[Any] | None:
 
 
 def content_of(task: Task) -> tuple[str, str, str]:
-    """Return what makes a task this one: two of the same name and content are the same problem, whatever their
-    seeds."""
-    return task.id, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
+    """Return what makes a task this one: two of the same goal and checks are the same problem, whatever their names and
+    seeds; without either the name is all there is."""
+    name = "" if task.goal or task.checks else task.id
+    return name, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
