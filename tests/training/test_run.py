@@ -185,7 +185,10 @@ def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(
 ) -> None:
     easy = settings(tmp_path / "easy", eval_every=1, stop_at_success=0.0)
     late = settings(tmp_path / "late", max_seconds=0.001)
-    for config, reason in ((easy, "held-out success reached 0.0"), (late, "the time limit of 0.001 s was reached")):
+    for config, reason in (
+        (easy, "the success of an evaluation reached 0.0"),
+        (late, "the time limit of 0.001 s was reached"),
+    ):
         config.training.warm_start.enabled = False
         config.logging.print_every = 100
         trainer = RayPPOTrainer(config)

@@ -65,7 +65,7 @@ async def test_the_list_tells_held_out_success_from_that_of_training(address: st
         assert {
             "state": "finished",
             "step": "3 of 400",
-            "held-out success": "73 %",
+            "success in evaluations": "73 %",
             "training success": "50 %",
         }.items() <= (found.items())
         assert await tab.ask(f"{row('finished')}.querySelector('.share').title") == (

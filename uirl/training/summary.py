@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from uirl.config import ConfigStore
 from uirl.learner import Policy
@@ -35,12 +35,16 @@ def summary_of(
         "success_after_interval": list(after.interval) if after.interval else None,
         "judged_before": before.get("judged"),
         "judged_after": after.judged,
+        "evaluated": {"episodes": after.episodes, "instances": after.instances},
+        "held_out": None if after.held_out is None else after.held_out.to_dict(),
+        "success_after_corrected": after.corrected,
         "reward_before": before.get("reward"),
         "reward_after": after.reward,
         "controls": controls,
+        "controls_metric": measured_by(after),
         "episodes": state.episodes,
         "steps": state.step,
-        "best": state.best,
+        "best": None if state.best is None else state.best | {"evaluations": state.evaluations},
         "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
         "warm_start": state.warm,
         "excluded": {
@@ -55,6 +59,11 @@ def summary_of(
         "model": policy.loaded.name,
         "parameters": sum(p.numel() for p in policy.loaded.model.parameters()),
     }
+
+
+def measured_by(after: EvaluationReport) -> Literal["success", "reward"]:
+    """Return what a run is measured by: success, or the reward where nobody says what success is."""
+    return "reward" if after.success is None else "success"
 
 
 def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) -> dict[str, Any] | None:
@@ -73,12 +82,13 @@ def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) 
 def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, record: RunRecord) -> None:
     """Print the summary, and last that many episodes are no evidence, where that is so."""
     leave_board()
-    training = state.tally
+    training, metric = state.tally, measured_by(after)
     checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
     rows = {
         "success before": f"{percent(summary['success_before'])}{_judged(state.before)}",
         "success after": after.words(),
-        **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
+        **after.unseen_rows(),
+        **{f"control: {name}": measured(metric, value) for name, value in summary["controls"].items()},
         "reward": f"{_short(summary['reward_before'])} -> {_short(summary['reward_after'])}",
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
         **excluded_rows({"training": training, "last evaluation": after.tally}),
@@ -98,9 +108,17 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
 
 
 def best_words(best: Mapping[str, Any]) -> str:
-    """Return 'step 40, success 93.8 %'."""
-    value = percent(best["value"]) if best["metric"] == "success" else _short(best["value"])
-    return f"step {best['step']}, {best['metric']} {value}"
+    """Return 'step 40, success 93.8 %, the best of 6 evaluations', which is more than its policy is worth: it was
+    chosen for it."""
+    chosen = f"the best of {best['evaluations']} evaluations"
+    return (
+        f"step {best['step']}, {measured(best['metric'], best['value'])}, {chosen}; `uirl eval` says what it is worth"
+    )
+
+
+def measured(metric: str, value: float | None) -> str:
+    """Return 'success 93.8 %', 'reward -3.2'."""
+    return f"{metric} {percent(value) if metric == 'success' else _short(value)}"
 
 
 def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Run:
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
         self.evaluated = Newest(self.metrics_path, "eval/success")
-        """The newest row with the success on held-out episodes."""
+        """The newest row with the success in evaluations."""
         self.used = time.monotonic()
         """When somebody asked for it last."""
         self._lock, self._labelling = threading.Lock(), threading.Lock()

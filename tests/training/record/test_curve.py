@@ -42,7 +42,7 @@ def test_success_over_episodes_beside_the_controls(tmp_path: Path, drawn: dict[s
     assert draw_curve(path, ROWS, title="run", controls={"blind": 0.1, "mute": 0.05})
     assert drawn == {
         "success while training": [(16, 0.25), (32, 0.5)],
-        "held-out success": [(32, 0.75)],
+        "success in evaluations": [(32, 0.75)],
         "control: blind (0.10)": [0.1, "--"],
         "control: mute (0.05)": [0.05, ":"],
     }

@@ -29,7 +29,7 @@ def test_the_line_of_an_update_names_what_there_is() -> None:
         "time/elapsed": 61.6,
     }
     said = step_line(7, 40, row)
-    words = ["step    7/40", "episodes    320", "success 0.500", "held-out 0.250", "reward 0.750", "turns 2.2"]
+    words = ["step    7/40", "episodes    320", "success 0.500", "eval 0.250", "reward 0.750", "turns 2.2"]
     words += ["entropy 1.2", "kl 0.0013", "clip 0", "gap 1e-05", "FAILED 3", "1234 tok/s", "62 s"]
     places = [said.index(word) for word in words]
     assert places == sorted(places)
@@ -37,7 +37,7 @@ def test_the_line_of_an_update_names_what_there_is() -> None:
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
     said = step_line(1, 1, {"episodes_total": 0, "time/elapsed": 0.0, "success": None, "count/failed_episodes": 0})
-    for word in ("success", "held-out", "entropy", "FAILED"):
+    for word in ("success", "eval", "entropy", "FAILED"):
         assert word not in said
     for word in ("reward -", "turns -", "- tok/s"):
         assert word in said

@@ -20,7 +20,8 @@ class AlgorithmConfig(Section):
     """How the losses of tokens become one number: every token weighs the same, every sequence weighs the same, sums
     per sequence, or these divided by the constant `loss_length`."""
     loss_length: Count | None = None
-    """Tokens by which 'seq-mean-token-sum-norm' divides; None: the width of the batch."""
+    """Tokens by which 'seq-mean-token-sum-norm' divides; None: the width of the batch of each update, which is
+    that of its longest sequence and no constant; name a number, such as the most tokens of a reply, for Dr. GRPO."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio per token (PPO) or the geometric mean over a sequence (GSPO)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None

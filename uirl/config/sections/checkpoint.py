@@ -24,7 +24,8 @@ class CheckpointConfig(Section):
     keep_best: Literal["success", "reward"] | None = None
     """Save where an evaluation (`training.eval_every`) is better by this than all before, and never delete the best.
     The link `best` beside the checkpoints leads to it, as in `uirl eval runs/screen/checkpoints/best`. None: only the
-    newest are kept."""
+    newest are kept. What the best of several evaluations says of its policy is too much; `uirl eval` measures it on
+    other instances."""
     save_optimizer: bool = True
     """Save the optimiser too. Without it a resumed run is not the run that never stopped."""
     resume: bool | Literal["auto"] = False

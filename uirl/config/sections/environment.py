@@ -32,7 +32,7 @@ class EnvironmentConfig(Section):
     None: the environment's own tasks."""
     eval_tasks: PathText | None = None
     """JSON file of the tasks of evaluations. None: those that `eval_options` choose, else the training tasks on
-    held-out instances."""
+    instances of other seeds; the result of a run says how many of these were trained on all the same."""
     step_timeout: Positive | None = 30.0
     """Time limit of a `step`, in seconds; beyond it the episode is a recorded failure. None: no limit."""
     reset_timeout: Positive | None = 120.0

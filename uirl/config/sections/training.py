@@ -48,7 +48,8 @@ class WarmStartConfig(Section):
     warmup_steps: Index = 20
     """Steps over which the learning rate rises linearly from 0."""
     stop_at_success: Fraction | None = 0.45
-    """Stop when the greedy policy solves this share of fresh tasks; None: take all `steps`."""
+    """Stop when the policy, sampled at the temperature of training, solves this share of the episodes of an evaluation.
+    Every evaluation plays the same instances, of a split of its own. None: take all `steps`."""
     evaluate_every: Count | None = 25
     """Steps between evaluations; None: never, so all `steps` are taken."""
     evaluate_episodes: Count = 128

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from uirl.rollout.players import Order
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes
 
 
-async def play_controls(parts: Assembly, channel: Channel, speakers: set[str], *, episodes: int) -> dict[str, float]:
-    """Return name -> success (reward where success is not defined) of each control of the environment, played by the
-    actors of `channel`; `speakers`: see `report_on`."""
+async def play_controls(
+    parts: Assembly, channel: Channel, speakers: set[str], *, episodes: int, metric: Literal["success", "reward"]
+) -> dict[str, float]:
+    """Return name -> `metric` of each control of the environment, played by the actors of `channel`; a control of which
+    nobody says it is left out. `speakers`: see `report_on`."""
     results: dict[str, float] = {}
     training, tasks = parts.config.training, parts.tasks.evaluation
     for name in parts.eval_environment.controls():
@@ -18,7 +22,7 @@ async def play_controls(parts: Assembly, channel: Channel, speakers: set[str], *
         report = await evaluate_episodes(
             player, tasks, episodes=episodes, split="test", seed=training.seed, speakers=speakers
         )
-        value = report.success if report.success is not None else report.reward
+        value: float | None = getattr(report, metric)
         if value is not None:
             results[name] = value
     parts.engine.stats()

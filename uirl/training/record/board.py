@@ -19,11 +19,11 @@ KEPT = 4096
 """Values of a curve that are kept: more than any terminal has columns."""
 PACE = 20
 """The newest so many steps say how long the next one takes."""
-_CURVES = {"success": "success", "reward": "reward", "held-out": "eval/success"}
+_CURVES = {"success": "success", "reward": "reward", "eval": "eval/success"}
 _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("step", "step", ".0f", 0),
     ("success", "success", ".3f", 1),
-    ("held-out", "eval/success", ".3f", 3),
+    ("eval", "eval/success", ".3f", 3),
     ("reward", "reward", ".3f", 2),
     ("turns", "turns", ".1f", 6),
     ("entropy", "entropy", ".2g", 7),
@@ -176,7 +176,7 @@ def _table(rows: Sequence[Mapping[str, float]], width: int) -> list[Text]:
 
 def _sparklines(curves: Mapping[str, Sequence[float]], width: int, plain: bool) -> Iterator[Text]:
     """Yield the curves of success and, where nobody says what success is, of the reward."""
-    names = [name for name in ("success", "held-out") if curves.get(name)] or ["reward"]
+    names = [name for name in ("success", "eval") if curves.get(name)] or ["reward"]
     for name in names:
         values = list(curves.get(name, ()))
         if len(values) < 2:

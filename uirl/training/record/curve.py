@@ -13,7 +13,7 @@ from uirl.runtime.files import write_atomically
 def draw_curve(
     path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
 ) -> bool:
-    """Draw success (sampled in training, held out in evaluation) over episodes to `path`; False where the rows hold
+    """Draw success (sampled in training, and in evaluations) over episodes to `path`; False where the rows hold
     nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
     trained = [(row["episodes_total"], row["success"]) for row in rows if row.get("success") is not None]
     held_out = [(row["episodes_total"], row["eval/success"]) for row in rows if row.get("eval/success") is not None]
@@ -33,7 +33,7 @@ def draw_curve(
         axes.plot(*zip(*trained, strict=True), color="#9db7d5", linewidth=1.4, label=f"{label} while training")
     if held_out:
         points = list(zip(*held_out, strict=True))
-        axes.plot(*points, color="#1f4e8c", marker="o", markersize=4, linewidth=2, label=f"held-out {label}")
+        axes.plot(*points, color="#1f4e8c", marker="o", markersize=4, linewidth=2, label=f"{label} in evaluations")
     for style, (name, value) in zip(("--", ":", "-."), (controls or {}).items(), strict=False):
         axes.axhline(value, color="#b5651d", linestyle=style, linewidth=1, label=f"control: {name} ({value:.2f})")
     if label == "success":

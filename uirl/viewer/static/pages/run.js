@@ -55,7 +55,7 @@ function Figures({ run, info, answer }) {
         info &&
         !ended &&
         html`
-          <${Figure} name="held-out success" title="of the newest evaluation"><${HeldOut} run=${info} /><//>
+          <${Figure} name="success in evaluations" title="of the newest evaluation"><${HeldOut} run=${info} /><//>
         `
       }
       <${Figure} name="training success" title="of the episodes of the newest update">

@@ -61,7 +61,7 @@ function Row({ run, at, marked, mark }) {
         </a>
       </td>
       <td>
-        <span class="tag">held-out</span>
+        <span class="tag">evaluation</span>
         <${HeldOut} run=${run} />
       </td>
       <td class="n dim">
@@ -83,8 +83,8 @@ function Head() {
         <th scope="col">state</th>
         <th scope="col" class="n">step</th>
         <th scope="col" class="n">trajectories</th>
-        <th scope="col" title="of the newest evaluation on held-out episodes, or the last one of a run that has ended">
-          held-out success
+        <th scope="col" title="of the newest evaluation, or the last one of a run that has ended">
+          success in evaluations
         </th>
         <th scope="col" class="n" title="of the episodes of the newest update">training success</th>
         <th scope="col">updated</th>

@@ -1,4 +1,4 @@
-// What a run came to: its state, its success on held-out episodes, and the result at its end.
+// What a run came to: its state, its success in evaluations, and the result at its end.
 
 import { html } from "../lib/html.js";
 import { NONE, duration, number, percent } from "../lib/format.js";
@@ -28,7 +28,7 @@ export function stepOf(step, planned) {
   return typeof planned === "number" ? `${number(step ?? null)} of ${number(planned)}` : number(step ?? null);
 }
 
-/** What stands behind a share on held-out episodes, in words. */
+/** What stands behind a share of episodes of an evaluation, in words. */
 function behind({ low, high, step, episodes, groups }) {
   return [
     low !== null && `95 % interval ${percent(low)} to ${percent(high)}`,
@@ -56,7 +56,7 @@ export function Share({ value, name, title }) {
 export function HeldOut({ run }) {
   const found = run.held_out;
   return html`
-    <${Share} value=${found?.value} name="held-out success" title=${found ? behind(found) : undefined} />
+    <${Share} value=${found?.value} name="success in evaluations" title=${found ? behind(found) : undefined} />
   `;
 }
 
@@ -83,12 +83,20 @@ function fromTo(before, after, words) {
   return typeof before === "number" ? `${words(before)} → ${words(after)}` : words(after);
 }
 
+/** What the success of a run's evaluation may be called: held out only where the run says that it is. */
+function whichSuccess(heldOut) {
+  if (heldOut?.held_out === false) {
+    return `success, NOT HELD OUT: ${number(heldOut.trained_on)} of ${number(heldOut.instances)} instances trained on`;
+  }
+  return heldOut?.held_out ? "held-out success" : "success in evaluations";
+}
+
 /** The result of a run that ended, from its summary. */
 function Ended({ summary }) {
   const [low, high] = summary.success_after_interval ?? [];
   const controls = Object.entries(summary.controls ?? {});
   return html`
-    <${Figure} name="held-out success, before → after">
+    <${Figure} name=${`${whichSuccess(summary.held_out)}, before → after`}>
       <b>${fromTo(summary.success_before, summary.success_after ?? null, percent)}</b>
       ${
         between(low, high) &&
@@ -100,7 +108,9 @@ function Ended({ summary }) {
     <//>
     ${controls.map(
       ([name, value]) => html`
-        <${Figure} key=${name} name=${`control: ${name}`} title="success without learning">${percent(value)}<//>
+        <${Figure} key=${name} name=${`control: ${name}`} title="without learning">
+          ${summary.controls_metric === "reward" ? number(value, 3) : percent(value)}
+        <//>
       `,
     )}
     <${Figure} name="reward, before → after">
@@ -118,7 +128,7 @@ function Ended({ summary }) {
 function Recorded({ run }) {
   const { held_out: found, training_success: training } = run;
   return html`
-    <${Figure} name=${found ? "held-out success" : "success"}>
+    <${Figure} name=${found ? "success in evaluations" : "success"}>
       <b>${percent(found?.value ?? training)}</b>
       ${
         found &&
