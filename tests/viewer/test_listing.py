@@ -99,8 +99,9 @@ def test_an_evaluation_says_its_result(client, run):
         store.add_many([*episodes, broken, trajectory("unsaid", success=None)], step=4, split="test")
     os.utime(path, (1e9, 1e9))
     found = listed(client, "first.evaluations.step_000004.sqlite")
-    low, high = clustered_interval([(1, 2), (2, 2), (1, 2), (2, 2)])
-    assert found["held_out"] == {"value": 0.75, "low": low, "high": high, "step": 4, "episodes": 8, "groups": 4}
+    low, high = clustered_interval([(1, 2), (2, 2), (1, 2), (2, 2), (0, 1)])  # who says nothing there has not solved it
+    told = {"value": pytest.approx(6 / 9), "low": low, "high": high, "step": 4, "episodes": 9, "groups": 5}
+    assert found["held_out"] == told
     assert (found["name"], found["state"], found["steps"]) == ("first/evaluations/step_000004", "recorded", 4)
     assert (found["trajectories"], found["training_success"]) == (10, None)
     assert time.time() - found["created"] < 600

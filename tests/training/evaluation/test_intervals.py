@@ -88,7 +88,7 @@ def test_a_list_of_tasks_that_comes_round_is_no_more_instances() -> None:
     report = report_on(played(1, passes=8, goals=True))
     assert (report.episodes, report.instances) == (32, 4)
     assert report.interval == pytest.approx(ONE_EACH)
-    assert report.words() == "75.0 % (95 %: 16.3 to 97.9), 32 episodes of 4 instances"
+    assert report.words() == "75.0 % (95 %: 16.3 to 97.9), 32 of 32 judged, 32 episodes of 4 instances"
     drawn = report_on(played(1, passes=8))  # draws of the seed, of an environment that shows the same now and then
     assert drawn.instances == 32
     alike = [Trajectory(str(i), Task("any", goal="guess"), [Turn(Observation("?"))], group_id=str(i)) for i in range(9)]
