@@ -37,6 +37,7 @@ def findings_of(environment: Countdown) -> dict[str, Finding]:
 
 def checked(environment: Countdown) -> Finding:
     found = findings_of(environment)
+    assert not found.pop("held-out tasks").ok  # seven instances
     assert all(finding.ok for finding in found.values()), found
     assert {"a weight update reaches the engine", "resume"} <= found.keys()
     return found["control tokens in content"]
