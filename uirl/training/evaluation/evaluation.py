@@ -28,8 +28,6 @@ class EvaluationReport:
     episodes: int
     """Episodes that are evidence."""
     failures: int
-    instances: int
-    """Instances that these episodes are of: tries of one are not independent."""
     success: float | None
     """Share of solved episodes; None: neither environment nor verifier says what success is."""
     interval: tuple[float, float] | None
@@ -43,6 +41,8 @@ class EvaluationReport:
     """Task id -> episodes, judged, success, reward."""
     judged: int = 0
     """Episodes of which is known whether they succeeded (docs/success.md)."""
+    instances: int = 0
+    """Instances that the episodes are of: tries of one are not independent."""
     trajectories: tuple[Trajectory, ...] = ()
     corrected: float | None = None
     """Mean score of the judged episodes where a judge's word is corrected for its errors: an unbiased estimate of the
