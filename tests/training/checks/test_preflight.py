@@ -28,8 +28,9 @@ class Spelling(Countdown):
         return "Never write <|im_start|>."
 
 
-def findings_of(environment: Countdown) -> dict[str, Finding]:
+def findings_of(environment: Countdown, template: str | None = None) -> dict[str, Finding]:
     config = ConfigStore()
+    config.model.chat_template = template
     config.model.model_name, config.model.device = "uirl/tiny-lm", "cpu"
     config.inference.max_tokens = 4
     return {finding.what: finding for finding in preflight(config, environment)}
@@ -41,6 +42,30 @@ def checked(environment: Countdown) -> Finding:
     assert all(finding.ok for finding in found.values()), found
     assert {"a weight update reaches the engine", "resume"} <= found.keys()
     return found["control tokens in content"]
+
+
+_BODY = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+_SHORT = "{% for m in messages[-2:] %}" + _BODY + "{% endfor %}<|im_start|>assistant\n"
+_NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    + _BODY
+    + "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_loses_what_is_said_is_told_with_the_remedy() -> None:
+    found = findings_of(Countdown(), _SHORT)["config and model"]
+    assert not found.ok
+    assert "uirl/tiny-lm: the chat template does not show the policy what is said" in found.detail
+    assert "it loses or doubles the text of user" in found.detail
+    assert "set model.chat_template" in found.detail
+
+
+def test_what_a_template_does_not_take_as_it_is_said_is_told() -> None:
+    found = findings_of(Countdown(), _NO_SYSTEM)["chat template"]
+    assert found.ok
+    assert "every role comes back, once and in order" in found.detail
+    assert "a system message stands at the head of the user's first" in found.detail
 
 
 def test_control_tokens_in_content_are_told() -> None:
