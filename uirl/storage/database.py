@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
-from uirl.runtime.limits import in_column
+from uirl.runtime.patience import COMMANDS, Patience
+from uirl.runtime.sqlite import LARGEST, Connection, closed_on_error, open_file, require_tables, transaction
+from uirl.storage.learned import KINDS
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x7569726C
@@ -44,6 +45,22 @@ _SCHEMA = (
 """`images.step` is the earliest step whose trajectories show the image. `learned` has a row for each update that a
 trajectory took part in; its columns are those of `uirl.storage.learned`."""
 
+_TABLES_1 = {
+    "trajectories": (
+        *("number", "id", "step", "split", "created", "task_id", "environment", "group_id", "stop_reason"),
+        *("reward", "success", "failure", "turns", "record"),
+    ),
+    "turns": ("trajectory", "position", "record", "context_ids", "response_ids", "log_probs"),
+    "images": ("hash", "step", "data"),
+}
+_TABLES = {
+    **_TABLES_1,
+    "trajectories": (*_TABLES_1["trajectories"], "level", "verdict", "origin"),
+    "origins": ("number", "record"),
+    "learned": ("trajectory", "step", "version", *KINDS),
+}
+"""Table -> the columns that it has."""
+
 _FROM_1 = (
     "ALTER TABLE trajectories ADD COLUMN level TEXT",
     "ALTER TABLE trajectories ADD COLUMN verdict INTEGER",
@@ -71,8 +88,9 @@ _REMEDIES = {
     "SQLITE_CANTOPEN": "the file is missing or may not be opened: check the path and the permissions",
     "SQLITE_NOTADB": "it is no SQLite file: choose another path",
     "SQLITE_CORRUPT": "it is damaged: 'sqlite3 FILE .recover' saves what is left",
+    "SQLITE_INTERRUPT": "it took too long, or the process ends: 'sqlite3 FILE .recover' saves what a damaged file has",
+    "SQLITE_TOOBIG": f"no value of {LARGEST} bytes or more is read: no run writes one",
 }
-
 
 _UNTOUCHED = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
 """Errors after which what was stored before can be read as before."""
@@ -84,31 +102,15 @@ class StoreBusy(StorageError):
     """Another process holds the file for longer than was waited."""
 
 
-class Connection(sqlite3.Connection):
-    """A connection that takes any text as a value, by `in_column`."""
-
-    snapshot = False
-    """Whether it shows the file as it was when it was opened: its folder cannot be written, so that readers and a
-    writer cannot tell each other of anything."""
-
-    def execute(self, query: str, values: Any = (), /) -> sqlite3.Cursor:
-        """Execute one statement."""
-        return super().execute(query, _in_columns(values))
-
-    def executemany(self, query: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
-        """Execute one statement for every row."""
-        return super().executemany(query, map(_in_columns, rows))
-
-
-def _in_columns(values: Sequence[Any]) -> Sequence[Any]:
-    return [in_column(value) if isinstance(value, str) else value for value in values]
-
-
 @contextlib.contextmanager
-def database_errors(what: str) -> Iterator[None]:
-    """Turn an error of SQLite in the context into a `StorageError` that says what failed and what to do."""
+def database_errors(what: str, connection: Connection | None = None) -> Iterator[None]:
+    """Turn an error of SQLite in the context into a `StorageError` that says what failed and what to do.
+
+    `connection`: its statements in the context have to end within its patience.
+    """
     try:
-        yield
+        with contextlib.nullcontext() if connection is None else connection.watched():
+            yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         remedy = next((text for prefix, text in _REMEDIES.items() if name.startswith(prefix)), "nothing was written")
@@ -117,11 +119,11 @@ def database_errors(what: str) -> Iterator[None]:
         raise kind(f"{what}: {error}; {remedy}{rest}") from error
 
 
-def connect(path: Path, *, read_only: bool, wait: float = WAIT) -> Connection:
+def connect(path: Path, *, read_only: bool, wait: float = WAIT, patience: Patience = COMMANDS) -> Connection:
     """Return a connection to the store at `path`, which is created where it is missing (not with `read_only`).
 
     A file of an earlier version of the schema is made one of this version, or with `read_only` is only read like one.
-    `wait`: seconds for which it waits where another process holds the file.
+    `wait`: seconds for which it waits where another process holds the file. `patience`: how long a read may take.
     With `read_only` a file in a folder that cannot be written is read as it is at that moment (`snapshot`).
     Raises `StorageError` for a missing file, another kind of file, or a version of the schema that is not known here.
     """
@@ -129,15 +131,26 @@ def connect(path: Path, *, read_only: bool, wait: float = WAIT) -> Connection:
         raise StorageError(f"there is no trajectory store at {path}; expected runs/<name>/trajectories.sqlite")
     with storage_errors(f"cannot create {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
+
+    def opened(how: str) -> Connection:
+        connection = open_file(path, how, wait=wait, patience=patience)
+        with closed_on_error(connection), patience.watch(connection):
+            _prepare(connection, path, read_only)
+        if not read_only:
+            connection.patience = None  # what is written is our own, and a disk may be slow
+        return connection
+
     with database_errors(f"cannot open the trajectory store {path}"):
         if not read_only:
-            return _opened(path, "", read_only=False, wait=wait)
+            return opened("")
         try:
-            return _opened(path, "?mode=ro", read_only=True, wait=wait)
+            return opened("?mode=ro")
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                 raise
-            return _opened(path, _alone(path), read_only=True, wait=wait)
+            connection = opened(_alone(path))
+            connection.snapshot = True
+            return connection
 
 
 def _alone(path: Path) -> str:
@@ -145,35 +158,6 @@ def _alone(path: Path) -> str:
     the files by which processes share a log. With a log it is read without locks, its index kept in memory."""
     log = Path(f"{path}-wal")
     return "?mode=ro&vfs=unix-none" if log.is_file() and log.stat().st_size else "?mode=ro&immutable=1"
-
-
-def _opened(path: Path, how: str, *, read_only: bool, wait: float) -> Connection:
-    address = path.absolute().as_uri() + how
-    connection = sqlite3.connect(
-        address, uri=True, timeout=wait, isolation_level=None, check_same_thread=False, factory=Connection
-    )
-    try:
-        if "vfs" in how:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.snapshot = how not in ("", "?mode=ro")
-        _prepare(connection, path, read_only)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Keep all writes of the context or, on any error, none."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back on a full disk
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> None:
@@ -191,6 +175,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> Non
     application, version = _numbers(connection)
     if application != APPLICATION_ID:
         raise StorageError(f"{path} is a database, but no trajectory store; choose another path")
+    if version in (1, SCHEMA_VERSION):
+        require_tables(connection, path, _TABLES_1 if version == 1 else _TABLES)
     if read_only and version == 1:
         _execute(connection, _AS_2)
     elif version != SCHEMA_VERSION:

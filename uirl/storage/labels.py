@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import getpass
 import io
@@ -9,14 +10,16 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from uirl.errors import StorageError
 from uirl.runtime.limits import InputError, clip, shown, whole_characters
-from uirl.storage.database import Connection, database_errors, transaction
+from uirl.runtime.patience import COMMANDS, Patience
+from uirl.runtime.sqlite import Connection, closed_on_error, open_file, require_tables, transaction
+from uirl.storage.database import database_errors
 
 FILE = "labels.sqlite"
 SHEET = ("id", "passed", "error_step", "note", "by", "time")
@@ -32,6 +35,7 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     "PRAGMA user_version = 1",
 )
+_TABLES = {"labels": ("id", "passed", "error_step", "note", "by", "time")}
 _WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": None}
 
 
@@ -79,25 +83,25 @@ def fields_of(value: Any) -> dict[str, Any]:
 class LabelStore:
     """Labels by id of the episode. The file is made with the first label; several processes may write it."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, patience: Patience = COMMANDS) -> None:
+        """`patience`: how long a read or a write may take."""
         self.path = Path(path)
+        self._patience = patience
         self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         self._file: tuple[int, int] | None = None
         """Device and number of the file that is open."""
         self._version: tuple[tuple[int, int] | None, int, int] | None = None
 
     def all(self) -> dict[str, Label]:
         """Return every label by the id of its episode."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
-            connection = self._open(write=False)
+        with self._lock, self._opened("read", write=False) as connection:
             rows = [] if connection is None else connection.execute(_SELECT).fetchall()
         return {row[0]: _label(row[1:]) for row in rows}
 
     def get(self, id: str) -> Label | None:
         """Return the label of an episode; None: nobody said anything."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
-            connection = self._open(write=False)
+        with self._lock, self._opened("read", write=False) as connection:
             row = None if connection is None else connection.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
         return None if row is None else _label(row[1:])
 
@@ -108,8 +112,7 @@ class LabelStore:
     def change(self, id: str, fields: Mapping[str, Any]) -> Label:
         """Change some fields of the label of an episode (`fields_of`), or make one of them; return it with who and
         when. What another process changed meanwhile stays."""
-        with self._lock, database_errors(f"cannot write {self.path}"):
-            connection = self._open(write=True)
+        with self._lock, self._opened("write", write=True) as connection:
             assert connection is not None
             with transaction(connection):
                 row = connection.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
@@ -124,8 +127,7 @@ class LabelStore:
         now, by = time.time(), _user()
         signed = {id: Label(one.passed, one.error_step, one.note, by, now) for id, one in labels.items()}
         rows = [(id, one.passed, one.error_step, one.note, one.by, one.time) for id, one in signed.items()]
-        with self._lock, database_errors(f"cannot write {self.path}"):
-            connection = self._open(write=True)
+        with self._lock, self._opened("write", write=True) as connection:
             assert connection is not None
             with transaction(connection):
                 connection.executemany(_WRITE, rows)
@@ -133,8 +135,7 @@ class LabelStore:
 
     def remove(self, id: str) -> bool:
         """Remove the label of an episode; return whether there was one."""
-        with self._lock, database_errors(f"cannot write {self.path}"):
-            connection = self._open(write=False)
+        with self._lock, self._opened("write", write=False) as connection:
             if connection is None:
                 return False
             with transaction(connection):
@@ -142,8 +143,7 @@ class LabelStore:
 
     def changed(self) -> bool:
         """Return whether the labels may have changed since the last call, by whomever."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
-            connection = self._open(write=False)
+        with self._lock, self._opened("read", write=False) as connection:
             if connection is None:
                 version: tuple[tuple[int, int] | None, int, int] = (None, 0, 0)
             else:
@@ -159,7 +159,15 @@ class LabelStore:
                 self._connection.close()
                 self._connection = None
 
-    def _open(self, *, write: bool) -> sqlite3.Connection | None:
+    @contextlib.contextmanager
+    def _opened(self, verb: str, *, write: bool) -> Iterator[Connection | None]:
+        """Return a context with the connection, see `_open`, whose errors are in words."""
+        with database_errors(f"cannot {verb} {self.path}"):
+            connection = self._open(write=write)
+        with database_errors(f"cannot {verb} {self.path}", connection):
+            yield connection
+
+    def _open(self, *, write: bool) -> Connection | None:
         """Return the connection; None: there is no file, and nothing is to be written. A file that was replaced, or
         removed with its run, is opened anew: what is written to one that is gone would be lost."""
         there = self._there()
@@ -171,10 +179,8 @@ class LabelStore:
         if not write and there is None:
             return None
         wait = (WRITE_WAIT if write else READ_WAIT) / 1000
-        connection = sqlite3.connect(
-            self.path, timeout=wait, isolation_level=None, check_same_thread=False, factory=Connection
-        )
-        try:
+        connection = open_file(self.path, wait=wait, patience=self._patience)
+        with closed_on_error(connection), self._patience.watch(connection):
             if not _is_made(connection):
                 with transaction(connection):
                     if not _is_made(connection):  # another process may have been first
@@ -182,9 +188,7 @@ class LabelStore:
                             connection.execute(statement)
             if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
                 raise StorageError(f"{self.path} holds no labels of uirl; move it away")
-        except BaseException:
-            connection.close()
-            raise
+            require_tables(connection, self.path, _TABLES)
         self._connection, self._file = connection, self._there()
         return connection
 
@@ -201,7 +205,8 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
-_SELECT = "SELECT id, passed, error_step, note, by, time FROM labels"
+_SELECT = """SELECT CAST(id AS TEXT), CAST(passed AS INTEGER), CAST(error_step AS INTEGER), CAST(note AS TEXT),
+    CAST(by AS TEXT), CAST(time AS REAL) FROM labels"""
 _WRITE = "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?)"
 
 

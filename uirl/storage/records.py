@@ -6,11 +6,12 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from uirl.errors import StorageError
-from uirl.runtime.limits import InputError, Limits, as_plain
+from uirl.runtime.limits import InputError, Limits, as_plain, is_finite, shown
 from uirl.types import (
     Action,
     Failure,
@@ -38,6 +39,21 @@ _TEXT = frozenset({str})
 
 TurnRow = tuple[str, bytes, bytes, bytes]
 """JSON, context ids, response ids, log-probs."""
+T = TypeVar("T")
+
+
+def _kinds_of(hint: Any) -> tuple[type, ...]:
+    """Return the classes of the values that a field of this type holds, and of those that JSON has for them."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _kinds_of(part))
+    kind = get_origin(hint) or hint
+    others = {Any: (object,), float: (float, int), tuple: (tuple, list), Mapping: (dict,), bool: (bool, int)}
+    return others.get(kind, (kind,))
+
+
+_HINTS = {kind: get_type_hints(kind) for kind in (*_FIELDS, Observation, Turn, Trajectory)}
+_KINDS = {kind: {name: _kinds_of(hint) for name, hint in hints.items()} for kind, hints in _HINTS.items()}
+"""Class -> field -> its type, and the classes that a value of it may have."""
 
 
 def plain(value: Any, where: str) -> Any:
@@ -128,39 +144,57 @@ def _decode_transform(row: Sequence[Any] | None) -> PictureTransform | None:
     return PictureTransform(raw, *values) if values else PictureTransform(raw, raw)
 
 
-def _decode_observation(record: dict[str, Any], picture: Callable[[str], Any]) -> Observation:
-    images = tuple(picture(hash) for hash in record["images"])
-    return Observation(**{**record, "images": images, "tool_results": _tool_results(record)})
+def _decode_observation(record: Any, picture: Callable[[str], Any]) -> Observation:
+    seen = _made(Observation, {"tool_results": [], **expected(dict, record, "an observation")})
+    images = tuple(picture(expected(str, hash, "the hash of a picture")) for hash in seen.images)
+    return replace(seen, images=images, tool_results=_tool_results(seen.tool_results))
 
 
 def decode_header(text: str, turns: list[Turn], picture: Callable[[str], Any] = str) -> Trajectory:
     """Return the inverse of `encode_header`, with `turns` put in; `picture`: see `decode_turn`."""
-    record = json.loads(text)
+    record = expected(dict, json.loads(text), "a trajectory")
     if "final" in record:
         record["final"] = _decode_observation(record["final"], picture)
-    record["task"] = Task(**record["task"])
-    record["verdict"] = record["verdict"] and Verdict(**record["verdict"])
-    record["failure"] = record["failure"] and Failure(**record["failure"])
-    return Trajectory(turns=turns, **record)
+    for name, kind in (("task", Task), ("verdict", Verdict), ("failure", Failure)):
+        record[name] = record[name] and _made(kind, record[name])
+    return _made(Trajectory, {**record, "turns": turns})
 
 
 def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     """Return the inverse of `encode_turn`; `picture` gives what stands in the observation for an image hash."""
-    record = json.loads(row[0])
-    observation, action = record.pop("observation"), record.pop("action")
-    record["tool_results"] = _tool_results(record)
-    action["tool_calls"] = tuple(ToolCall(**call) for call in action["tool_calls"])
-    record["context_images"] = tuple(record["context_images"])
-    record["pictures"] = tuple(_decode_transform(one) for one in record.get("pictures", ()))
+    record = expected(dict, json.loads(row[0]), "a turn")
+    action = _made(Action, record["action"])
     response_ids = _unpack("i", row[2])
-    return Turn(
-        observation=_decode_observation(observation, picture),
-        action=Action(**action),
-        context_ids=_unpack("i", row[1]),
-        response_ids=response_ids,
-        rollout_log_probs=_unpack("d" if len(row[3]) == 8 * len(response_ids) else "f", row[3]),
-        **record,
+    return _made(
+        Turn,
+        {
+            **record,
+            "observation": _decode_observation(record["observation"], picture),
+            "action": replace(action, tool_calls=tuple(_made(ToolCall, call) for call in action.tool_calls)),
+            "tool_results": _tool_results(record["tool_results"]),
+            "context_images": tuple(expected(str, hash, "a picture's hash") for hash in record["context_images"]),
+            "pictures": tuple(_decode_transform(one) for one in record.get("pictures", ())),
+            "context_ids": _unpack("i", row[1]),
+            "response_ids": response_ids,
+            "rollout_log_probs": _unpack("d" if len(row[3]) == 8 * len(response_ids) else "f", row[3]),
+        },
     )
+
+
+def expected(kind: type[T] | tuple[type, ...], value: Any, what: str) -> T:
+    """Return the value, which has to be of this kind. Raises TypeError: a record may be somebody else's."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {shown(value)}, expected {getattr(kind, '__name__', 'another kind of value')}")
+    return value  # type: ignore[return-value]
+
+
+def _made(kind: type[T], record: Any) -> T:
+    """Return the instance of a record class that plain data describe. Raises TypeError for what it cannot hold."""
+    for name, value in expected(dict, record, f"{kind.__name__}").items():
+        wanted = _KINDS[kind].get(name, ())
+        if not isinstance(value, wanted) or (float in wanted and type(value) is int and not is_finite(value)):
+            raise TypeError(f"{kind.__name__}.{name} is {shown(value)}, expected {_HINTS[kind].get(name, 'no such')}")
+    return kind(**record)
 
 
 def as_stored(trajectory: Trajectory) -> Trajectory:
@@ -184,8 +218,8 @@ def pictures_of(trajectory: Trajectory) -> list[str]:
     return list(named)
 
 
-def _tool_results(record: Mapping[str, Any]) -> tuple[ToolResult, ...]:
-    return tuple(ToolResult(**result) for result in record["tool_results"])
+def _tool_results(results: Any) -> tuple[ToolResult, ...]:
+    return tuple(_made(ToolResult, result) for result in results)
 
 
 def _pack_ids(ids: Sequence[int]) -> bytes:

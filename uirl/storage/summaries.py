@@ -66,6 +66,22 @@ class TrajectorySummary:
 COLUMNS = tuple(field.name for field in fields(TrajectorySummary))
 in_columns = attrgetter(*COLUMNS)  # `astuple` would copy what is nested
 SUMMARY = ", ".join(COLUMNS)
+_SQL_TYPES = {
+    **dict.fromkeys(("number", "step", "success", "turns", "verdict"), "INTEGER"),
+    **dict.fromkeys(("created", "reward"), "REAL"),
+}
+_MAY_BE_NULL = {"stop_reason", "reward", "success", "failure", "level", "verdict"}
+
+
+def column(name: str) -> str:
+    """Return the SQL that reads a column as what it is to hold: SQLite keeps anything in any column, and the file may
+    be somebody else's."""
+    kind = _SQL_TYPES.get(name, "TEXT")
+    value = f"CAST({name} AS {kind})"
+    return value if name in _MAY_BE_NULL else f"coalesce({value}, {chr(39) * 2 if kind == 'TEXT' else 0})"
+
+
+READ_SUMMARY = ", ".join(map(column, COLUMNS))
 
 
 def summary_of(row: Sequence[Any]) -> TrajectorySummary:
@@ -113,12 +129,14 @@ def outcomes_of(connection: sqlite3.Connection) -> Outcomes:
     """Return what the trajectories of a store came to."""
     row = connection.execute(
         """SELECT count(*), count(failure), sum(failure IS NULL AND success IS NOT NULL),
-        sum(failure IS NULL AND success = 1), min(step), max(step), min(created) FROM trajectories"""
+        sum(failure IS NULL AND success = 1), min(CAST(step AS INTEGER)),
+        max(CAST(step AS INTEGER)), min(CAST(created AS REAL)) FROM trajectories"""
     ).fetchone()
     groups = connection.execute(
-        """SELECT sum(success), count(*) FROM trajectories WHERE failure IS NULL AND success IS NOT NULL
+        """SELECT sum(CAST(success AS INTEGER)), count(*) FROM trajectories WHERE failure IS NULL AND success IS NOT NULL
         GROUP BY CASE group_id WHEN '' THEN id ELSE group_id END"""
     ).fetchall()
-    splits = tuple(name for (name,) in connection.execute("SELECT DISTINCT split FROM trajectories ORDER BY split"))
+    query = f"SELECT DISTINCT {column('split')} FROM trajectories ORDER BY 1"
+    splits = tuple(name for (name,) in connection.execute(query))
     steps = None if row[4] is None else (row[4], row[5])
     return Outcomes(row[0], row[1], row[2] or 0, row[3] or 0, tuple(groups), steps, splits, row[6])

@@ -13,7 +13,9 @@ from typing import Any, Self
 
 from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot, screenshot
-from uirl.storage.database import WAIT, connect, database_errors, transaction
+from uirl.runtime.patience import COMMANDS, Patience
+from uirl.runtime.sqlite import transaction
+from uirl.storage.database import WAIT, connect, database_errors
 from uirl.storage.learned import KINDS, Learned, LearnedTokens, decode_learned, encode_learned
 from uirl.storage.records import (
     TurnRow,
@@ -21,11 +23,13 @@ from uirl.storage.records import (
     decode_turn,
     encode_header,
     encode_turn,
+    expected,
     plain,
     with_verdict,
 )
 from uirl.storage.summaries import (
     COLUMNS,
+    READ_SUMMARY,
     SUMMARY,
     Outcomes,
     TrajectorySummary,
@@ -39,7 +43,7 @@ from uirl.success import mark_unsolved, speaks
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
-TURN = "record, context_ids, response_ids, log_probs"
+TURN = "CAST(record AS TEXT), CAST(context_ids AS BLOB), CAST(response_ids AS BLOB), CAST(log_probs AS BLOB)"
 """Columns of a `TurnRow`."""
 
 
@@ -58,6 +62,7 @@ class TrajectoryStore:
         keep_images: bool = True,
         origin: Mapping[str, Any] | None = None,
         wait: float = WAIT,
+        patience: Patience = COMMANDS,
     ) -> None:
         """Open the file at `path`.
 
@@ -69,6 +74,7 @@ class TrajectoryStore:
             origin: Where what is added now comes from, as plain data: versions of software, the model. None: nobody
                 says.
             wait: Seconds for which it waits where another process holds the file.
+            patience: How long a read may take with `read_only`.
 
         Raises:
             StorageError: The file cannot be opened, is something else, or was written by a later version.
@@ -77,7 +83,7 @@ class TrajectoryStore:
         self._keep_images = keep_images
         self._origin = None if origin is None else json.dumps(plain(origin, "the origin"), sort_keys=True)
         self._lock = threading.RLock()
-        self._connection = connect(self.path, read_only=read_only, wait=wait)
+        self._connection = connect(self.path, read_only=read_only, wait=wait, patience=patience)
         self._speakers: set[str] | None = None
         """None: not looked up yet."""
 
@@ -89,7 +95,7 @@ class TrajectoryStore:
     @property
     def speakers(self) -> set[str]:
         """The environments that say what success is, as far as this store knows (`uirl.success`)."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             if self._speakers is None:
                 self._speakers = speakers_of(self._connection)
             return set(self._speakers)
@@ -144,12 +150,12 @@ class TrajectoryStore:
         hashes of its pictures stand in their place, with `tokens=False` its turns have no ids and no log-probs, so that
         a long episode costs little memory. Raises `StorageError` for an unknown id."""
         picture: Callable[[str], Screenshot | str] = self._picture if pictures else str
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             query = "SELECT number, record, success FROM trajectories WHERE id = ?"
             row = self._connection.execute(query, (id,)).fetchone()
             if row is None:
                 raise self._unknown(id)
-            columns = TURN if tokens else "record, x'', x'', x''"
+            columns = TURN if tokens else "CAST(record AS TEXT), x'', x'', x''"
             turns = self._connection.execute(
                 f"SELECT {columns} FROM turns WHERE trajectory = ? ORDER BY position", (row[0],)
             ).fetchall()
@@ -162,7 +168,7 @@ class TrajectoryStore:
     def turn(self, id: str, index: int) -> Turn | None:
         """Return one turn of a trajectory as it was stored, hashes in place of its pictures; None: it has fewer turns.
         Raises `StorageError` for an unknown id."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             row = self._connection.execute(
                 f"SELECT {TURN} FROM turns WHERE trajectory = ? AND position = ?", (self._number(id), index)
             ).fetchone()
@@ -199,7 +205,7 @@ class TrajectoryStore:
         """Return turn -> what the newest update that learned from the trajectory made of it; empty: none did, or its
         figures were not kept. Raises StorageError for an unknown id."""
         columns = ", ".join(KINDS)
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             number = self._number(id)
             row = self._connection.execute(
                 f"SELECT step, version, {columns} FROM learned WHERE trajectory = ? ORDER BY step DESC LIMIT 1",
@@ -215,23 +221,23 @@ class TrajectoryStore:
     def origin(self, id: str) -> dict[str, Any] | None:
         """Return where a trajectory comes from (versions of software, the model); None: it was not recorded. Raises
         StorageError for an unknown id."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             row = self._connection.execute(
                 "SELECT record FROM origins WHERE number = (SELECT origin FROM trajectories WHERE number = ?)",
                 (self._number(id),),
             ).fetchone()
-        return None if row is None else json.loads(row[0])
+        return None if row is None else self._origin_in(row[0])
 
     def origins(self) -> Sequence[dict[str, Any]]:
         """Return every origin of a trajectory in this store, the oldest first: a run that is resumed may have
         several."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             rows = self._connection.execute("SELECT record FROM origins ORDER BY number").fetchall()
-        return [json.loads(record) for (record,) in rows]
+        return [self._origin_in(record) for (record,) in rows]
 
     def image(self, hash: str) -> bytes:
         """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             picture = self._picture(hash)
         if isinstance(picture, str):
             raise StorageError(
@@ -241,7 +247,7 @@ class TrajectoryStore:
 
     def head_of_image(self, hash: str, count: int) -> bytes | None:
         """Return the first `count` bytes of a picture without reading the others; None: it was not kept."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             row = self._connection.execute("SELECT rowid FROM images WHERE hash = ?", (hash,)).fetchone()
             if row is None:
                 return None
@@ -265,8 +271,8 @@ class TrajectoryStore:
             step=step, split=split, success=success, task_id=task_id, group_id=group_id, level=level
         )
         order = "DESC" if newest_first else "ASC"
-        query = f"SELECT {SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        query = f"SELECT {READ_SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             rows = self._connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
         return [summary_of(row) for row in rows]
 
@@ -278,12 +284,12 @@ class TrajectoryStore:
     def count(self, *, step: int | None = None, split: str | None = None, success: bool | None = None) -> int:
         """Return how many trajectories fit every condition given."""
         where, values = _conditions(step=step, split=split, success=success)
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             return int(self._connection.execute(f"SELECT count(*) FROM trajectories{where}", values).fetchone()[0])
 
     def outcomes(self) -> Outcomes:
         """Return what all trajectories came to, in numbers."""
-        with self._lock, database_errors(f"cannot read {self.path}"):
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             return outcomes_of(self._connection)
 
     def truncate_after(self, step: int) -> int:
@@ -371,6 +377,12 @@ class TrajectoryStore:
             raise self._unknown(id)
         return int(row[0])
 
+    def _origin_in(self, record: Any) -> dict[str, Any]:
+        try:
+            return expected(dict, json.loads(record), "an origin")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StorageError(f"an origin in {self.path} is damaged: {error}; the episodes are readable") from error
+
     @contextlib.contextmanager
     def _damage(self, id: str) -> Iterator[None]:
         """Turn whatever decoding a record raises into a `StorageError` that names the trajectory."""
@@ -397,8 +409,8 @@ class TrajectoryStore:
             seen.add(id)
 
     def _picture(self, hash: str) -> Screenshot | str:
-        row = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
-        return hash if row is None else Screenshot(bytes(row[0]), hash)
+        row = self._connection.execute("SELECT CAST(data AS BLOB) FROM images WHERE hash = ?", (hash,)).fetchone()
+        return hash if row is None else Screenshot(row[0] or b"", hash)
 
 
 def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wanted: set[str]) -> TurnRow:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
-from uirl.runtime.limits import in_column
+from uirl.runtime.patience import COMMANDS
+from uirl.runtime.sqlite import Connection, closed_on_error, open_file, require_tables
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created REAL NOT NULL);
@@ -27,6 +27,12 @@ CREATE TABLE IF NOT EXISTS settled (
     PRIMARY KEY (judge, grp));
 CREATE INDEX IF NOT EXISTS heard_of_by_time ON heard_of (judge, created);
 """
+_TABLES = {
+    "answers": ("key", "answer", "created"),
+    "spent": ("budget", "calls", "tokens"),
+    "heard_of": ("judge", "trajectory", "task", "grp", "truth", "said", "created"),
+    "settled": ("judge", "grp", "true_accepts", "false_accepts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +58,36 @@ class JudgeMemory:
             with storage_errors(f"cannot create {self.path.parent}"):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors():
-            self._db = sqlite3.connect(
-                ":memory:" if self.path is None else str(self.path),
-                timeout=30,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
+            if self.path is None:
+                self._db = sqlite3.connect(
+                    ":memory:", check_same_thread=False, isolation_level=None, factory=Connection
+                )
+                self._db.executescript(_SCHEMA)
+                return
+            self._db = open_file(self.path, wait=30, patience=COMMANDS)
+            with closed_on_error(self._db), COMMANDS.watch(self._db):
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.executescript(_SCHEMA)
+                require_tables(self._db, self.path, _TABLES)
 
     def answer(self, key: str) -> str | None:
         """Return what was answered to the request with this key; None: it was never answered."""
         with self._lock, self._errors():
-            row = self._run("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def keep(self, key: str, answer: str) -> None:
         """Remember an answer."""
         with self._lock, self._errors():
-            self._run("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, time.time()))
+            self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, time.time()))
 
     def take(self, budget: str, max_calls: int | None, max_tokens: int | None) -> bool:
         """Book one call on a budget; False: it is used up, and nothing was booked."""
         with self._lock, self._errors():
-            self._run("INSERT OR IGNORE INTO spent VALUES (?, 0, 0)", (budget,))
+            self._db.execute("INSERT OR IGNORE INTO spent VALUES (?, 0, 0)", (budget,))
             return bool(
-                self._run(
+                self._db.execute(
                     "UPDATE spent SET calls = calls + 1 WHERE budget = ? AND calls < ? AND tokens < ?",
                     (budget, _limit(max_calls), _limit(max_tokens)),
                 ).rowcount
@@ -87,19 +96,19 @@ class JudgeMemory:
     def book_tokens(self, budget: str, tokens: int) -> None:
         """Book the tokens of a call that was answered."""
         with self._lock, self._errors():
-            self._run("UPDATE spent SET tokens = tokens + ? WHERE budget = ?", (tokens, budget))
+            self._db.execute("UPDATE spent SET tokens = tokens + ? WHERE budget = ?", (tokens, budget))
 
     def spent(self, budget: str) -> tuple[int, int]:
         """Return (calls, tokens) of a budget."""
         with self._lock, self._errors():
-            row = self._run("SELECT calls, tokens FROM spent WHERE budget = ?", (budget,)).fetchone()
+            row = self._db.execute("SELECT calls, tokens FROM spent WHERE budget = ?", (budget,)).fetchone()
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
     def hear(self, judge: str, trajectory: str, heard: Heard) -> None:
         """Remember what the judge said of an episode whose outcome is known. Said twice of one episode, it counts
         once."""
         with self._lock, self._errors():
-            self._run(
+            self._db.execute(
                 "INSERT OR REPLACE INTO heard_of VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (judge, trajectory, heard.task, heard.group, heard.truth, heard.said, time.time()),
             )
@@ -107,7 +116,7 @@ class JudgeMemory:
     def heard(self, judge: str, newest: int) -> list[Heard]:
         """Return the `newest` episodes of `hear`, the oldest of them first."""
         with self._lock, self._errors():
-            rows = self._run(
+            rows = self._db.execute(
                 "SELECT task, truth, said, grp FROM heard_of WHERE judge = ? ORDER BY created DESC LIMIT ?",
                 (judge, newest),
             ).fetchall()
@@ -118,8 +127,8 @@ class JudgeMemory:
         Members that are scored while the estimate moves would else differ by nothing but that. None: not known yet."""
         with self._lock, self._errors():
             if rates is not None:
-                self._run("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
-            row = self._run(
+                self._db.execute("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
+            row = self._db.execute(
                 "SELECT true_accepts, false_accepts FROM settled WHERE judge = ? AND grp = ?", (judge, group)
             ).fetchone()
         return None if row is None else (float(row[0]), float(row[1]))
@@ -128,10 +137,6 @@ class JudgeMemory:
         """Close the file. Calling it twice is fine."""
         with self._lock:
             self._db.close()
-
-    def _run(self, query: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
-        """Execute one statement; names of tasks and answers may hold half characters, which UTF-8 has not."""
-        return self._db.execute(query, [in_column(value) if isinstance(value, str) else value for value in values])
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

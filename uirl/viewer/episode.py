@@ -242,11 +242,15 @@ def _label(label: Label | None) -> dict[str, Any] | None:
 def _origin(run: Run, id: str, trajectory: Trajectory) -> dict[str, Any]:
     versions = {turn.policy_version for turn in trajectory.turns}
     origin = run.store.origin(id)
-    model = ((origin or {}).get("model") or {}).get("name")
+    model = (origin or {}).get("model")
     newest = next(iter(run.store.learned(id).values()), None)
     return {
         "sampling": trajectory.sampling,
-        "policy": {"model": model, "version": max(versions, default=None), "versions": sorted(versions)},
+        "policy": {
+            "model": model.get("name") if isinstance(model, dict) else None,
+            "version": max(versions, default=None),
+            "versions": sorted(versions),
+        },
         "origin": origin,
         "learned": newest is not None,
         "learned_in": None if newest is None else newest.step,

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from uirl.storage.database import Connection, connect, database_errors, transaction
+from uirl.runtime.patience import COMMANDS, Patience
+from uirl.runtime.sqlite import Connection, transaction
+from uirl.storage.database import connect, database_errors
+from uirl.storage.summaries import column
 from uirl.viewer.cache import place_of, remove
 from uirl.viewer.flags import flags_of
 from uirl.viewer.words import spaced
@@ -26,6 +29,8 @@ COPIED = (
     *("number", "id", "step", "split", "created", "task_id", "environment", "group_id", "stop_reason", "reward"),
     *("success", "failure", "turns", "level", "verdict"),
 )
+_COPY = f"SELECT {', '.join(map(column, COPIED))} FROM trajectories"
+_OUTCOME = f"SELECT {', '.join(map(column, ('number', 'success', 'verdict')))} FROM trajectories"
 ROWS = 5000
 """Rows that are copied in one read."""
 EPISODES = 100
@@ -34,7 +39,7 @@ TURNS = 20
 """Turns that are read at once."""
 MOST_WORDS = 20_000
 """Characters of one episode that are searched."""
-PATIENCE = 1.0
+WAIT = 1.0
 """Seconds that the viewer waits for a store that another process holds, before it says so."""
 UNREADABLE = "unreadable"
 """Flag of an episode whose record is damaged."""
@@ -57,18 +62,13 @@ _SCHEMA = (
 class Index:
     """The copy of one store. Its methods may be called from any thread."""
 
-    def __init__(self, store: Path, file: Path | None = None) -> None:
+    def __init__(self, store: Path, file: Path | None = None, *, patience: Patience = COMMANDS) -> None:
         """`file`: where the copy is kept; None: in the cache folder or, where that cannot be written, in a temporary
-        file. Raises StorageError where there is no store."""
+        file. `patience`: how long a read of the store may take. Raises StorageError where there is no store."""
         self.store = store
-        self._source = connect(store, read_only=True, wait=PATIENCE)
+        self._source = connect(store, read_only=True, wait=WAIT, patience=patience)
         self._source_lock, self._lock = threading.Lock(), threading.RLock()
         self._copying, self._wording = threading.Lock(), threading.Lock()
-        try:
-            self._columns = {row[1] for row in self._from_store("PRAGMA table_info(trajectories)")}
-        except BaseException:
-            self._source.close()
-            raise
         self._closed = False
         self._labels: Mapping[str, bool | None] | None = None
         self._looked_at: tuple[Any, ...] = ()
@@ -132,7 +132,7 @@ class Index:
     def from_store(self, id: str) -> tuple[Any, ...] | None:
         """Return the columns `COPIED` of one trajectory as the store has them, copied already or not; None: it has no
         such trajectory."""
-        found = self._from_store(f"{self._query()} WHERE id = ?", (id,))
+        found = self._from_store(f"{_COPY} WHERE id = ?", (id,))
         return found[0] if found else None
 
     def beside(self, number: int, side: Literal["<", ">"]) -> str | None:
@@ -191,9 +191,7 @@ class Index:
         """Return number -> (success, verdict) as the store has them now, and bring the copy up to date; those that the
         store lost are left out."""
         places = ", ".join("?" * len(numbers))
-        rows = self._from_store(
-            f"SELECT number, success, {self._column('verdict')} FROM trajectories WHERE number IN ({places})", numbers
-        )
+        rows = self._from_store(f"{_OUTCOME} WHERE number IN ({places})", numbers)
         self._change(rows, f"number IN ({places})", numbers)
         return {row[0]: row[1:] for row in rows}
 
@@ -205,8 +203,7 @@ class Index:
             if state == self._looked_at:
                 return
             self._looked_at, self._look_behind = state, 0
-        query = f"SELECT number, success, {self._column('verdict')} FROM trajectories WHERE number > ?"
-        rows = self._from_store(f"{query} ORDER BY number LIMIT {ROWS}", (self._look_behind,))
+        rows = self._from_store(f"{_OUTCOME} WHERE number > ? ORDER BY number LIMIT {ROWS}", (self._look_behind,))
         if rows:
             self._change(rows, "number BETWEEN ? AND ?", (rows[0][0], rows[-1][0]))
         self._look_behind = rows[-1][0] if len(rows) == ROWS else None
@@ -238,14 +235,8 @@ class Index:
         return int(self._from_store("SELECT count(*) FROM trajectories")[0][0])
 
     def _from_store(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._source_lock, database_errors("cannot read the trajectory store"):
+        with self._source_lock, database_errors("cannot read the trajectory store", self._source):
             return self._source.execute(query, values).fetchall()
-
-    def _query(self) -> str:
-        return f"SELECT {', '.join(map(self._column, COPIED))} FROM trajectories"
-
-    def _column(self, name: str) -> str:
-        return name if name in self._columns else "NULL"
 
     def _drop_if_replaced(self) -> None:
         """Forget everything where the store lost rows: a run that resumes collects the steps after its checkpoint anew,
@@ -279,7 +270,7 @@ class Index:
         be left."""
         epoch = self._epoch()
         low, high = self._ends()
-        query = self._query()
+        query = _COPY
         rows = []
         if high is not None:
             rows = self._from_store(f"{query} WHERE number > ? ORDER BY number LIMIT {ROWS}", (high,))
@@ -324,27 +315,29 @@ class Index:
 
     def _words(self, number: int) -> tuple[str, str, bool]:
         """Return what is searched of an episode, its flags, and whether the episode says more than that."""
-        header = self._from_store("SELECT task_id, record, turns FROM trajectories WHERE number = ?", (number,))
+        query = f"SELECT {column('task_id')}, record FROM trajectories WHERE number = ?"
+        header = self._from_store(query, (number,))
         if not header:
             return "", "", False
-        task_id, record, count = header[0]
+        task_id, record = header[0]
         try:
-            goal = json.loads(record)["task"]["goal"]
+            goal = str(json.loads(record)["task"]["goal"])
             replies = []
-            for first in range(0, count, TURNS):
-                for turn in self._turns(number, first):
-                    goal = goal or turn["observation"]["text"]
-                    replies.append(str(turn["action"]["text"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            for turn in self._turns(number):
+                goal = goal or str(turn["observation"]["text"])
+                replies.append(str(turn["action"]["text"]))
+        except (ValueError, LookupError, TypeError, RecursionError):
             return task_id, UNREADABLE, False
         text = "\n".join([task_id, goal, *replies])
         told = text[:MOST_WORDS].encode("utf-8", "replace").decode()
         return spaced(told), " ".join(flags_of(replies)), len(text) > MOST_WORDS
 
-    def _turns(self, number: int, first: int) -> Iterator[dict[str, Any]]:
-        query = "SELECT record FROM turns WHERE trajectory = ? AND position BETWEEN ? AND ? ORDER BY position"
-        for (record,) in self._from_store(query, (number, first, first + TURNS - 1)):
-            yield json.loads(record)
+    def _turns(self, number: int) -> Iterator[dict[str, Any]]:
+        query = "SELECT position, record FROM turns WHERE trajectory = ? AND position > ? ORDER BY position LIMIT ?"
+        behind: Any = -1
+        while rows := self._from_store(query, (number, behind, TURNS)):
+            yield from (json.loads(record) for _, record in rows)
+            behind = rows[-1][0]
 
 
 def _open(file: Path | None) -> Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,19 +21,24 @@ from uirl.viewer.tail import is_number
 _LOG = logging.getLogger(__name__)
 WRITING = 15.0
 """Seconds after its last write during which a run counts as live where its lock cannot be seen."""
+COUNTING = 10.0
+"""Seconds after which no further store is opened for a list; the next list goes on there."""
 HELD_OUT = {"eval", "test"}
 """Splits of evaluations."""
 
 
 def list_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the lines of runs. Whatever is wrong with one of them, it hides none of the others."""
-    return [line_of(run) for run in runs]
+    """Return the lines of runs. Whatever is wrong with one of them, it hides none of the others, and holds them up no
+    longer than `COUNTING`."""
+    until = time.monotonic() + COUNTING
+    return [line_of(run, until) for run in runs]
 
 
-def line_of(run: Run) -> dict[str, Any]:
-    """Return the line of a run in the list. What cannot be read is null, and says why in `problem`."""
+def line_of(run: Run, until: float = math.inf) -> dict[str, Any]:
+    """Return the line of a run in the list. What cannot be read is null, and says why in `problem`; stores are opened
+    until `until`."""
     try:
-        return _line_of(run)
+        return _line_of(run, until)
     except Exception as error:  # a fault of ours: the list goes on without this run
         _LOG.exception("the run %s cannot be described", run.key)
         return _bare(run) | {"problem": f"the viewer failed: {type(error).__name__}: {error}"}
@@ -44,14 +50,14 @@ def _bare(run: Run) -> dict[str, Any]:
     return line | dict.fromkeys((*unknown, "serve_url", "problem"))
 
 
-def _line_of(run: Run) -> dict[str, Any]:
+def _line_of(run: Run, until: float) -> dict[str, Any]:
     line = _bare(run)
     refused = closed(run.path)
     if refused is not None:
         return line | {"problem": str(refused)}
     problems: list[str] = []
     with noted(problems):
-        counted = run.counted()
+        counted = run.counted(until)
         line |= {"trajectories": counted} if isinstance(counted, int) else _of_store(counted)
     with noted(problems):
         first, newest = run.ends()

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import StorageError
+from uirl.runtime.patience import COMMANDS, Patience
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name
 from uirl.storage.labels import FILE, LabelStore
 from uirl.storage.summaries import Outcomes
 from uirl.viewer.curves import Curves
 from uirl.viewer.files import is_file, is_folder, read_text
 from uirl.viewer.finding import name_of, runs_under
-from uirl.viewer.index import PATIENCE, Index
+from uirl.viewer.index import WAIT, Index
 from uirl.viewer.tail import Newest, first_row, newest_rows
 from uirl.viewer.vocabulary import Vocabulary
 
 REFUSED = 10.0
-"""Seconds for which a store that could not be read is not tried again for the list of runs."""
+"""Seconds for which a store that could not be read is not tried again for the list of runs; and at least so many times
+as long as that took."""
+LONGEST_READ = 10.0
+"""Seconds that one read of a store may take: that of a million episodes takes one."""
 MOST_RUNS = 2000
 KEPT = 300.0
 """Seconds after which the files of a run that nobody asks for any more are closed: longer than any answer takes."""
@@ -37,15 +41,18 @@ class Run:
     """One run: its folder, or a trajectory store alone. What is opened stays open; a file that was replaced is opened
     anew."""
 
-    def __init__(self, key: str, path: Path, name: str | None = None) -> None:
-        """`path`: the run directory, or a store (`uirl eval`); `name`: for people."""
+    def __init__(self, key: str, path: Path, name: str | None = None, patience: Patience = COMMANDS) -> None:
+        """`path`: the run directory, or a store (`uirl eval`); `name`: for people; `patience`: how long a read of its
+        databases may take."""
         self.key, self.path, self.name = key, path, name or path.name
         self.is_folder = is_folder(path)
         """Whether it is a run directory; else it is a store alone."""
         self.folder = path if self.is_folder else path.parent
         self.directory = RunDirectory(self.folder)
         self.store_path = self.directory.trajectories_path if self.is_folder else path
-        self.labels = LabelStore(self.folder / FILE if self.is_folder else path.with_name(f"{path.stem}.{FILE}"))
+        self._patience = patience
+        labels = self.folder / FILE if self.is_folder else path.with_name(f"{path.stem}.{FILE}")
+        self.labels = LabelStore(labels, patience=patience)
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
         self.evaluated = Newest(self.metrics_path, "eval/success")
@@ -102,10 +109,10 @@ class Run:
         """Whether its files are open, or read as they grow."""
         return self._opened is not None or self.curves.begun
 
-    def counted(self) -> Outcomes | int:
+    def counted(self, until: float = math.inf) -> Outcomes | int:
         """Return what its trajectories came to, of a store alone, and how many there are of a run. The store is opened
         for as long as that takes, and only where it was written since: a list of very many runs keeps none of their
-        files open. Raises StorageError where it cannot be read."""
+        files open. Raises StorageError where it cannot be read, or would first be opened after `until`."""
         state = _state_of(self.store_path)
         if state[0] is None:
             return 0
@@ -114,11 +121,15 @@ class Run:
             if isinstance(known[2], StorageError):
                 raise known[2]
             return known[2]
+        began = time.monotonic()
+        if began > until:
+            raise StorageError("its episodes are not counted yet, other runs took long; look again in a moment")
         try:
-            with TrajectoryStore(self.store_path, read_only=True, wait=PATIENCE) as store:
+            with TrajectoryStore(self.store_path, read_only=True, wait=WAIT, patience=self._patience) as store:
                 found = store.count() if self.is_folder else store.outcomes()
         except StorageError as error:
-            self._counted = state, time.monotonic() + REFUSED, error
+            now = time.monotonic()
+            self._counted = state, now + REFUSED * max(1.0, now - began), error
             raise
         self._counted = state, math.inf, found
         return found
@@ -158,9 +169,9 @@ class Run:
             if self._opened is not None and self._opened[0] != (file, written if self._opened[1].snapshot else None):
                 self._close_store()
             if self._opened is None:
-                store = TrajectoryStore(self.store_path, read_only=True, wait=PATIENCE)
+                store = TrajectoryStore(self.store_path, read_only=True, wait=WAIT, patience=self._patience)
                 try:
-                    index = Index(self.store_path)
+                    index = Index(self.store_path, patience=self._patience)
                 except BaseException:
                     store.close()
                     raise
@@ -180,6 +191,7 @@ class Runs:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self.paths = [Path(path).resolve() for path in paths]
+        self._patience = Patience(LONGEST_READ)
         self._runs: dict[str, Run] = {}
         self._key_of: dict[Path, str] = {}
         self._lock = threading.Lock()
@@ -207,8 +219,13 @@ class Runs:
                 run.close()
         return [run for run in followed if run.is_followed]
 
+    def end(self) -> None:
+        """Interrupt what is being read of their databases; nothing is read any more."""
+        self._patience.end()
+
     def close(self) -> None:
         """Close every run."""
+        self.end()
         for run in list(self._runs.values()):
             run.close()
 
@@ -220,7 +237,8 @@ class Runs:
                 number += 1
                 key = f"{stem}-{number}"
             self._key_of[path] = key
-            self._runs[key] = Run(key, path, name_of(path, self.paths).removesuffix(".sqlite"))
+            name = name_of(path, self.paths).removesuffix(".sqlite")
+            self._runs[key] = Run(key, path, name, self._patience)
         return self._runs[self._key_of[path]]
 
 

@@ -62,19 +62,21 @@ def serve(
         query = "" if token is None else "/?token=..."
         announce(f"viewing {len(runs.all())} runs on http://{shown}:{bound}{query}")
         with contextlib.suppress(KeyboardInterrupt):
-            _Server(config, streams).run(sockets=[listener])
+            _Server(config, streams, runs).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Lets streams end when it is told to stop: cut off, each would leave a traceback."""
+    """Lets streams and reads end when it is told to stop: cut off, a stream would leave a traceback; a read that takes
+    for ever cannot be cut off."""
 
-    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+    def __init__(self, config: uvicorn.Config, streams: Streams, runs: Runs) -> None:
         super().__init__(config)
-        self._streams = streams
+        self._streams, self._runs = streams, runs
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hear a signal."""
         self._streams.end()
+        self._runs.end()
         super().handle_exit(sig, frame)
 
 
