@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from uirl.cli.imports import make_importable
 from uirl.errors import ConfigError, UirlError
+from uirl.runtime.files import require_plain
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -38,6 +39,7 @@ def read_config(options: argparse.Namespace) -> tuple[str | None, ConfigStore]:
         return path, load_config(path, changes)
     make_importable(opened=path)
     stored = Path(path) / "config.yaml"
+    require_plain(Path(path))
     if not stored.is_file():
         raise ConfigError(f"{path} is a folder without a config.yaml; expected a YAML file or a run directory")
     return path, override_stored(ConfigStore.from_yaml(stored), changes, Path(path))

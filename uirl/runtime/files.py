@@ -83,6 +83,25 @@ def _followed(target: Path) -> Path:
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
+def leads_out(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Return whether links on the way to `path`, which is named below `folder`, lead out of it."""
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def require_plain(folder: Path) -> None:
+    """Raise StorageError where something in a folder is a link out of it, a pipe, a socket or a device: what somebody
+    else handed over must neither show nor change files elsewhere."""
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(here, name)
+            if path.is_symlink() and leads_out(path, folder):
+                raise StorageError(
+                    f"{path} is a link out of {folder}; copy there what it leads to, or name that place in the config"
+                )
+            if name in files and not path.is_symlink() and not path.is_file():
+                raise StorageError(f"{path} is no plain file; expected one that a run wrote. Move it away")
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and new names in `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from uirl.errors import CheckpointError, StorageError
-from uirl.runtime.files import storage_errors, sync_folder
+from uirl.runtime.files import require_plain, storage_errors, sync_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -73,6 +73,8 @@ def check_folder(folder: Path) -> None:
     """Check that every file of the manifest is there and unchanged. Raises CheckpointError that names the first file
     which is not, and what to do."""
     files = _listed_files(folder)
+    with _as_checkpoint_error(f"cannot read {folder}"):
+        require_plain(folder)
     for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from uirl.errors import StorageError
-from uirl.runtime.files import storage_errors, write_atomically
+from uirl.runtime.files import require_plain, storage_errors, write_atomically
 
 
 class RunTaken(StorageError):
@@ -46,11 +46,12 @@ class RunDirectory:
 
         Raises:
             RunTaken: Another run or other files are there, or another process writes there.
-            StorageError: It cannot be written.
+            StorageError: It cannot be written, or holds links out of it, pipes or devices.
         """
         run = cls(path)
         with storage_errors(f"cannot create the run directory {run.path}"):
             run.path.mkdir(parents=True, exist_ok=True)
+        require_plain(run.path)
         run._take_lock()
         try:
             run._refuse_foreign_files(resume)
@@ -68,6 +69,7 @@ class RunDirectory:
         run = cls(path)
         if not run.config_path.is_file():
             raise StorageError(f"{run.path} is no run directory: it has no config.yaml; expected runs/<name>")
+        require_plain(run.path)
         return run
 
     @property
@@ -117,7 +119,7 @@ class RunDirectory:
     def _take_lock(self) -> None:
         """Lock the directory for this process; the kernel frees the lock of one that dies in any way."""
         with storage_errors(f"cannot write to {self.path}"):
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from uirl.errors import StorageError
+from uirl.runtime.files import leads_out
 from uirl.runtime.limits import InputError, Limits, read_json
 
 LARGEST_TEXT, LARGEST_OBJECT = 1 << 20, 16 << 20
@@ -30,7 +31,9 @@ def is_folder(path: Path) -> bool:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a plain file for reading. Raises FileNotFoundError where there is none, and StorageError for whatever else
-    stands there or keeps this user out."""
+    stands there, leads out of its folder or keeps this user out."""
+    if leads_out(path, path.parent):
+        raise StorageError(f"{path} is a link out of its run; expected the file itself: copy it there")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     except (FileNotFoundError, NotADirectoryError) as error:

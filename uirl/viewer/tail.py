@@ -70,8 +70,8 @@ def sampled_rows(path: Path, count: int) -> Piece:
             for part in range(count):
                 file.seek(max(0, part * status.st_size // count - 1))
                 if part:
-                    file.readline()  # the rest of the line before
-                place, line = file.tell(), file.readline()
+                    file.readline(CHUNK)  # the rest of the line before
+                place, line = file.tell(), file.readline(CHUNK)
                 row = _row(line) if line.endswith(b"\n") else None
                 if row is not None:
                     places[place] = row
@@ -163,11 +163,9 @@ def _row_around(file: Any, place: int) -> dict[str, Any] | None:
 
 
 def _lines(file: Any, offset: int) -> Iterator[bytes]:
-    """Return the finished lines from `offset` on."""
+    """Return the finished lines from `offset` on, up to one that is longer than `CHUNK`: no run writes such."""
     file.seek(offset)
-    for line in file:
-        if not line.endswith(b"\n"):
-            return
+    while (line := file.readline(CHUNK)).endswith(b"\n"):
         yield line
 
 

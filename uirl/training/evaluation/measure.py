@@ -17,6 +17,7 @@ from uirl.learner.checkpoint import read_state
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.files import require_plain
 from uirl.runtime.folders import number_of
 from uirl.storage import TrajectoryStore, free_run_name, origin_of, run_of
 from uirl.training.assembly import assemble
@@ -155,6 +156,9 @@ def locate(path: Path) -> tuple[Path, ConfigStore]:
     path = saved_as(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected a run directory, a checkpoint or a HF model folder")
+    run = run_of(path)
+    if run is not None:
+        require_plain(run)
     if (path / "checkpoints").is_dir():
         config = ConfigStore.from_yaml(path / "config.yaml")
         home = Path(config.checkpoint.output_dir) if config.checkpoint.output_dir else path / "checkpoints"
