@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -11,11 +13,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from tests.viewer.browsing import viewer
 from tests.viewer.runs import make_run, trajectory
 from uirl.storage import TrajectoryStore
 from uirl.viewer import live
+from uirl.viewer.runs import Run
 
 SECONDS = 60
 EVENTS = "/api/events?run=run,0,0"
@@ -211,3 +215,23 @@ def test_a_file_that_cannot_be_read_any_more_ends_the_stream(run):
         assert one.ends()
         one.close()
         assert httpx.get(f"{address}/api/runs/run/metrics", timeout=SECONDS).status_code == 404
+
+
+def test_streams_that_are_asked_for_at_once_are_counted_at_once(run, monkeypatch):
+    monkeypatch.setattr(live, "MOST_STREAMS", 2)
+    streams = live.Streams()
+    request = Request({"type": "http", "client": ("127.0.0.1", 1), "method": "GET", "headers": []})
+    given = [streams.events([live.Followed(Run("run", run), 0, False)], request) for _ in range(6)]
+    assert [one is not None for one in given] == [True, True, False, False, False, False]
+    gone = OSError("the client went before the stream began")
+
+    async def send(message: object) -> None:
+        raise gone
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    for one in given[:2]:
+        with contextlib.suppress(BaseExceptionGroup, OSError):
+            asyncio.run(one({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send))
+    assert streams.count == 0

@@ -144,9 +144,9 @@ class _Routes:
 
     async def finish(self, request: Request) -> dict[str, Any]:
         """Close a session, with what its agent scored."""
-        session = self._session(request)
-        assert session is not None
         score = await self._read(request, lambda value: parse(FinishRequest, value))
+        session = self._session(request)  # only now: while the body came, somebody else may have finished it
+        assert session is not None
         record = session.finish(score.reward, score.success)
         failure = None if record.failure is None else {"kind": record.failure.kind, "message": record.failure.message}
         return {"id": record.id, "turns": len(record), "stop_reason": record.stop_reason, "failure": failure}

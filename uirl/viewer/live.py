@@ -12,13 +12,14 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from uirl.errors import StorageError
 from uirl.storage.labels import inert
@@ -43,6 +44,8 @@ class Indexing:
         self._runs = runs
         self._stopped = threading.Event()
         self._failed: set[str] = set()
+        self._not_before: dict[str, float] = {}
+        """Key of a run that could not be read -> when it is tried again: later, the longer that took."""
         self._thread = threading.Thread(target=self._follow, name="uirl-view-index", daemon=True)
 
     def start(self) -> None:
@@ -61,6 +64,9 @@ class Indexing:
 
     def _work_on(self, run: Run) -> bool:
         """Bring one index further; return whether there is more to do."""
+        began = time.monotonic()
+        if began < self._not_before.get(run.key, 0.0):
+            return False
         try:
             more = run.curves.begun and run.curves.catch_up(SLICE)
             if not run.has_store:
@@ -68,8 +74,10 @@ class Indexing:
             index = run.index
             index.catch_up(SLICE)
             return index.read_words(SLICE) or more
-        except StorageError:
-            return False  # gone, locked or being replaced: the page that asks is told, and the next look tries again
+        except StorageError:  # gone, locked or being replaced: the page that asks is told, and a later look tries again
+            now = time.monotonic()
+            self._not_before[run.key] = now + 10 * (now - began)
+            return False
         except Exception:  # one run must not end the index of all others
             if run.key not in self._failed:
                 self._failed.add(run.key)
@@ -114,9 +122,8 @@ class Streams:
         peer = request.client.host if request.client else ""
         if self._open[peer] >= MOST_STREAMS:
             return None
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        news = self._counted(peer, followed, request)
-        return StreamingResponse(news, headers=headers, media_type="text/event-stream")
+        self._open[peer] += 1  # here, where it was checked: others ask before this stream begins
+        return _Stream(_news(followed, request, self), lambda: self._open.subtract([peer]))
 
     def end(self) -> None:
         """Let all of them end: the viewer is told to stop."""
@@ -132,14 +139,22 @@ class Streams:
         """How many there are."""
         return self._open.total()
 
-    async def _counted(self, peer: str, followed: Sequence[Followed], request: Request) -> AsyncIterator[bytes]:
-        self._open[peer] += 1
+
+class _Stream(StreamingResponse):
+    """A stream of events that says when it has ended, also where it was cut off before it began."""
+
+    def __init__(self, news: AsyncGenerator[bytes, None], ended: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(news, headers=headers, media_type="text/event-stream")
+        self._news, self._ended = news, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
         try:
-            async with contextlib.aclosing(_news(followed, request, self)) as news:
-                async for piece in news:
-                    yield piece
+            async with contextlib.aclosing(self._news):
+                await super().__call__(scope, receive, send)
         finally:
-            self._open[peer] -= 1
+            self._ended()
 
 
 async def _news(followed: Sequence[Followed], request: Request, streams: Streams) -> AsyncGenerator[bytes, None]:

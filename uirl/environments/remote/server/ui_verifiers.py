@@ -92,7 +92,7 @@ class UIVerifiers:
 
     async def start_single(self) -> None:
         """Open the one session of protocol S, before the port answers."""
-        await self._open(None, graders=True)
+        await self._start(self._open(graders=True), None)
 
     def router(self) -> APIRouter:
         """Return the routes: those of S where the process is one session, else those of M and of its proxy."""
@@ -137,15 +137,17 @@ class UIVerifiers:
             raise _unprocessable("enum", "type", f"Input should be {expected}", type)
         if n > self.sessions.settings.sessions - len(self.sessions.active):
             raise Full(len(self.sessions.active), self.sessions.settings.sessions, RETRY_AFTER)
-        started: list[Numbered] = []
+        opened: list[Numbered] = []
         try:
-            for i in range(n):
-                started.append(await self._open(None if seed is None else seed + i, graders=may_grade(request)))
+            for _ in range(n):  # all at once: another request may come while the first of them starts
+                opened.append(self._open(graders=may_grade(request)))
+            for i, one in enumerate(opened):
+                await self._start(one, None if seed is None else seed + i)
         except BaseException:  # nobody is told the ids of those that did start
-            for one in started:
+            for one in opened:
                 await self.sessions.close(one.lease, "reset: another session of the request failed")
             raise
-        return SessionIds(session_ids=[one.id for one in started])
+        return SessionIds(session_ids=[one.id for one in opened])
 
     async def look(self, id: int) -> SessionInfo:
         if id not in self._numbered:
@@ -210,34 +212,32 @@ class UIVerifiers:
 
     # -- both ----------------------------------------------------------------------------------------------------
 
-    async def _open(self, seed: int | None, *, graders: bool) -> Numbered:
+    def _open(self, *, graders: bool) -> Numbered:
+        """Return a new session, which nobody sees before it is started."""
+        single = self.sessions.settings.single
+        lease = self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
         self._count += 1
-        one = await self._started(seed if seed is not None else self._next_seed(), graders)
+        one = Numbered(self._count, lease, datetime.now(UTC))
+        lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
+        return one
+
+    async def _start(self, one: Numbered, seed: int | None) -> None:
+        """Reset a session; one that does not start is tried again, in a fresh instance."""
+        first = self.sessions.settings.seed
+        if seed is None and first is not None:
+            seed = first + one.id - 1
+        try:
+            again = retry_if_exception(lambda error: isinstance(error, RolloutFailure))
+            attempts = AsyncRetrying(retry=again, stop=stop_after_attempt(TRIES), wait=wait_fixed(PAUSE), reraise=True)
+            await attempts(self.sessions.reset, one.lease, None, seed)
+            _picture(one.lease)  # an environment without pictures is told at once
+        except BaseException:  # nobody is told its id
+            await self.sessions.close(one.lease, "reset: it failed")
+            raise
         self._numbered[one.id] = one
         ended = [number for number, old in self._numbered.items() if old.stop]
         for number in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._numbered[number]
-        return one
-
-    async def _started(self, seed: int | None, graders: bool) -> Numbered:
-        """Return a session that has been reset; one that does not start is tried again, in a fresh instance."""
-        single = self.sessions.settings.single
-        lease = self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
-        one = Numbered(self._count, lease, datetime.now(UTC))
-        lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
-        try:
-            again = retry_if_exception(lambda error: isinstance(error, RolloutFailure))
-            attempts = AsyncRetrying(retry=again, stop=stop_after_attempt(TRIES), wait=wait_fixed(PAUSE), reraise=True)
-            await attempts(self.sessions.reset, lease, None, seed)
-            _picture(lease)  # an environment without pictures is told at once
-        except BaseException:  # nobody is told its id
-            await self.sessions.close(lease, "reset: it failed")
-            raise
-        return one
-
-    def _next_seed(self) -> int | None:
-        first = self.sessions.settings.seed
-        return None if first is None else first + self._count - 1
 
     def _running(self, id: int) -> Numbered:
         one = self._numbered.get(id)
