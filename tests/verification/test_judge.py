@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,14 +343,18 @@ async def test_a_server_that_knows_no_schemas_is_asked_without(server: ScriptedJ
     await judge.close()
 
 
-async def test_the_key_is_sent_and_never_told(server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_sent_and_never_told(
+    server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("UIRL_LLM_API_KEY", "sk-secret")
-    server.faults.append(Answer("your key sk-secret is wrong", 401))
+    server.faults += [Answer("response_format of sk-secret", 400), Answer("your key sk-secret is wrong", 401)]
     judge = judge_of(server)
     with pytest.raises(JudgeFailure, match="is the key in UIRL_LLM_API_KEY right") as caught:
         await judge.judge(Evidence(record(final=green())))
     assert server.seen[0].headers["authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in str(caught.value)
+    assert "asked again without: response_format of ***" in caplog.text
+    assert "sk-secret" not in str(caught.value) + caplog.text
     await judge.close()
 
 

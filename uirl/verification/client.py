@@ -215,7 +215,8 @@ class JudgeClient:
                 told = error.response.text[:4000]
                 known = answer.__name__ in self._taken
                 if error.response.status in (400, 422) and not known and dialect.narrowed(told):
-                    _LOG.info("%s refuses a field of the request; asked again without: %.200s", self.url, told)
+                    said = self._without_key(told)
+                    _LOG.info("%s refuses a field of the request; asked again without: %.200s", self.url, said)
                     continue
                 raise self._failure(error) from None
             except RequestFailure as error:
