@@ -187,3 +187,29 @@ def test_a_ctrl_c_that_is_swallowed_is_raised_all_the_same() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(ImportError), ctrl_c_heard():
         raise ImportError("no such module")
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_exits_ends_its_caller_and_no_other(kind: type[BaseException]) -> None:
+    loop = EventLoopThread()
+
+    async def leave() -> None:
+        raise kind(3)
+
+    async def wait_for(task: asyncio.Task[None]) -> None:
+        await task
+
+    async def start() -> None:
+        await wait_for(asyncio.ensure_future(leave()))
+
+    async def answer() -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    other = loop.submit(answer())
+    for work in (leave, start):
+        with pytest.raises(kind):
+            loop.submit(work()).result(60)
+    assert other.result(60) == 7
+    assert loop.submit(answer()).result(60) == 7
+    loop.close()

@@ -14,7 +14,7 @@ from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, ver
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
-from uirl.runtime.terminal import short, visible
+from uirl.runtime.terminal import lasting_output, short, visible
 
 if TYPE_CHECKING:
     from uirl.training import EvaluationReport, RayPPOTrainer
@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130
     interrupted, 141 nobody reads the output any more."""
-    options = _options(arguments)
+    with lasting_output() as outputs:
+        status = _run(_options(arguments))
+        for output in outputs:
+            output.flush()
+        return UNREAD if status == 0 and any(output.gone for output in outputs) else status
+
+
+UNREAD = 141
+"""As of SIGPIPE: the reader left, as that of `uirl environments | head -1`."""
+
+
+def _run(options: argparse.Namespace) -> int:
     from uirl.runtime.event_loop import stops_as_ctrl_c
 
     try:
@@ -35,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("uirl: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
-        return 141  # as of SIGPIPE: the reader left, as that of `uirl environments | head -1`
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -141,7 +141,7 @@ class EventLoopThread:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        _run_on(loop)
         # what still waits (a browser's socket, an engine's worker) ends in order, not with the interpreter
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
@@ -152,6 +152,16 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped. SystemExit or KeyboardInterrupt of a task is for whoever waits for that task:
+    it must not end the loop, whose other callers would wait for ever."""
+    while True:
+        try:
+            return loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            continue
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
