@@ -61,7 +61,7 @@ def test_no_key_is_kept_or_told(
     memory = f"verification.memory={tmp_path / 'judge.sqlite'}"
     run = str(tmp_path / "run")
     commands = [
-        ["train", *RUN, *judged, memory, f"logging.runs_dir={tmp_path}", f"rollout.actors={actors}"],
+        ["train", *RUN, *judged, memory, f"logging.runs_dir={tmp_path}", f"actors.processes={actors}"],
         ["judge", run, f"verification.judge_url={server.url}", "verification.api_key_env=MY_JUDGE_KEY"],
         ["eval", run, "--episodes", "2", "--json", str(tmp_path / "report.json")],
         ["view", run, "--text"],

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from tests.viewer.conftest import ADDRESS
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
+from uirl.cli.main import main
 from uirl.storage import TrajectoryStore
 from uirl.storage.labels import Label, LabelStore
 from uirl.types import Failure, Observation
@@ -143,7 +144,23 @@ def test_no_page_fails_over_a_value_of_another_kind(run: Path, client: TestClien
             write(run, json.dumps(changed(whole, path, other)))
             if failed := failures(client):
                 found[f"{path} = {other!r:.30}"] = failed
-    assert found == {}
+    assert [f"{what}: {failed}" for what, failed in found.items()] == []
+
+
+@pytest.mark.parametrize("name", ["judgement", "header", "turn", "config"])
+def test_no_command_fails_over_a_value_of_another_kind(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = RECORDS[name]
+    whole = json.loads(read(run))
+    command = ["judge-report", str(run)] if name == "judgement" else ["view", str(run), "--text", "a"]
+    ended = set()
+    for path in paths_in(whole):
+        for other in OTHERS:
+            write(run, json.dumps(changed(whole, path, other)))
+            ended.add(main(command))
+    assert 0 in ended
+    assert ended <= {0, 2}
 
 
 COLUMNS = {
@@ -186,4 +203,4 @@ def test_no_page_fails_over_a_column_of_another_kind(run: Path, client: TestClie
                         f"UPDATE {table} SET {column} = (SELECT {column} FROM before WHERE at = {table}.rowid)"
                     )
                     connection.commit()
-    assert found == {}
+    assert [f"{what}: {failed}" for what, failed in found.items()] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure
+from uirl.runtime.files import require_plain
 
 if TYPE_CHECKING:
     from uirl.storage.trajectories import TrajectorySummary
@@ -88,6 +89,7 @@ def export_episodes(
     path = RunDirectory(source).trajectories_path
     if not path.is_file():
         raise ConfigError(f"{source} holds no {path.name}; expected a run directory, as in runs/screen")
+    require_plain(source)
     target = out or _default(source, "sft.jsonl")
     prompt, tools = _told(source, system_prompt)
     with TrajectoryStore(path, read_only=True) as store:
@@ -134,6 +136,7 @@ def _default(source: Path, name: str) -> Path:
     run = run_of(source)
     if run is None:
         raise ConfigError(f"{source} is no run directory and lies in none; say where to write: --out PATH")
+    require_plain(run)
     return run / "exports" / name
 
 

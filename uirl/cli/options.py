@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from uirl.cli.imports import make_importable
 from uirl.errors import ConfigError, UirlError
-from uirl.runtime.files import require_plain
+from uirl.runtime.files import leads_out
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -39,7 +39,8 @@ def read_config(options: argparse.Namespace) -> tuple[str | None, ConfigStore]:
         return path, load_config(path, changes)
     make_importable(opened=path)
     stored = Path(path) / "config.yaml"
-    require_plain(Path(path))
+    if leads_out(stored, path):
+        raise ConfigError(f"{stored} is a link out of its run; expected the file itself: copy it there")
     if not stored.is_file():
         raise ConfigError(f"{path} is a folder without a config.yaml; expected a YAML file or a run directory")
     return path, override_stored(ConfigStore.from_yaml(stored), changes, Path(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from array import array
@@ -51,9 +52,10 @@ def _kinds_of(hint: Any) -> tuple[type, ...]:
     return others.get(kind, (kind,))
 
 
-_HINTS = {kind: get_type_hints(kind) for kind in (*_FIELDS, Observation, Turn, Trajectory)}
-_KINDS = {kind: {name: _kinds_of(hint) for name, hint in hints.items()} for kind, hints in _HINTS.items()}
-"""Class -> field -> its type, and the classes that a value of it may have."""
+@functools.cache
+def _kinds(record: type) -> dict[str, tuple[type, ...]]:
+    """Return field -> the classes that a value of it may have, of a record class."""
+    return {name: _kinds_of(hint) for name, hint in get_type_hints(record).items()}
 
 
 def plain(value: Any, where: str) -> Any:
@@ -145,7 +147,7 @@ def _decode_transform(row: Sequence[Any] | None) -> PictureTransform | None:
 
 
 def _decode_observation(record: Any, picture: Callable[[str], Any]) -> Observation:
-    seen = _made(Observation, {"tool_results": [], **expected(dict, record, "an observation")})
+    seen = made(Observation, {"tool_results": [], **expected(dict, record, "an observation")})
     images = tuple(picture(expected(str, hash, "the hash of a picture")) for hash in seen.images)
     return replace(seen, images=images, tool_results=_tool_results(seen.tool_results))
 
@@ -156,21 +158,21 @@ def decode_header(text: str, turns: list[Turn], picture: Callable[[str], Any] = 
     if "final" in record:
         record["final"] = _decode_observation(record["final"], picture)
     for name, kind in (("task", Task), ("verdict", Verdict), ("failure", Failure)):
-        record[name] = record[name] and _made(kind, record[name])
-    return _made(Trajectory, {**record, "turns": turns})
+        record[name] = record[name] and made(kind, record[name])
+    return made(Trajectory, {**record, "turns": turns})
 
 
 def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     """Return the inverse of `encode_turn`; `picture` gives what stands in the observation for an image hash."""
     record = expected(dict, json.loads(row[0]), "a turn")
-    action = _made(Action, record["action"])
+    action = made(Action, record["action"])
     response_ids = _unpack("i", row[2])
-    return _made(
+    return made(
         Turn,
         {
             **record,
             "observation": _decode_observation(record["observation"], picture),
-            "action": replace(action, tool_calls=tuple(_made(ToolCall, call) for call in action.tool_calls)),
+            "action": replace(action, tool_calls=tuple(made(ToolCall, call) for call in action.tool_calls)),
             "tool_results": _tool_results(record["tool_results"]),
             "context_images": tuple(expected(str, hash, "a picture's hash") for hash in record["context_images"]),
             "pictures": tuple(_decode_transform(one) for one in record.get("pictures", ())),
@@ -188,12 +190,14 @@ def expected(kind: type[T] | tuple[type, ...], value: Any, what: str) -> T:
     return value  # type: ignore[return-value]
 
 
-def _made(kind: type[T], record: Any) -> T:
+def made(kind: type[T], record: Any) -> T:
     """Return the instance of a record class that plain data describe. Raises TypeError for what it cannot hold."""
-    for name, value in expected(dict, record, f"{kind.__name__}").items():
-        wanted = _KINDS[kind].get(name, ())
+    kinds = _kinds(kind)  # type: ignore[arg-type]
+    for name, value in expected(dict, record, kind.__name__).items():
+        wanted = kinds.get(name, ())
         if not isinstance(value, wanted) or (float in wanted and type(value) is int and not is_finite(value)):
-            raise TypeError(f"{kind.__name__}.{name} is {shown(value)}, expected {_HINTS[kind].get(name, 'no such')}")
+            expects = " or ".join(one.__name__ for one in wanted) or "no such field"
+            raise TypeError(f"{kind.__name__}.{name} is {shown(value)}, expected {expects}")
     return kind(**record)
 
 
@@ -219,7 +223,7 @@ def pictures_of(trajectory: Trajectory) -> list[str]:
 
 
 def _tool_results(results: Any) -> tuple[ToolResult, ...]:
-    return tuple(_made(ToolResult, result) for result in results)
+    return tuple(made(ToolResult, result) for result in results)
 
 
 def _pack_ids(ids: Sequence[int]) -> bytes:

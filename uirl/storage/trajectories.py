@@ -175,6 +175,12 @@ class TrajectoryStore:
             with self._damage(id):
                 return None if row is None else decode_turn(row, str)
 
+    def count_turns(self, id: str) -> int:
+        """Return how many turns of a trajectory are stored. Raises `StorageError` for an unknown id."""
+        with self._lock, database_errors(f"cannot read {self.path}", self._connection):
+            query = "SELECT count(*) FROM turns WHERE trajectory = ?"
+            return int(self._connection.execute(query, (self._number(id),)).fetchone()[0])
+
     def set_verdict(self, id: str, verdict: Verdict) -> None:
         """Replace the verdict of a stored trajectory, committed on return: judged later, it is found by what was found
         then. Raises `StorageError` for an unknown id."""

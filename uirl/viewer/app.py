@@ -300,7 +300,8 @@ class Api:
     def _turns(self, request: Request, index: int) -> StoredTurns:
         """Return the turns of the trajectory that a request names. Raises NotThere where turn `index` is not there."""
         run, id = self._run(request), _id(request)
-        turns = StoredTurns(run.store, id, self._row(run, id)["turns"])
+        self._row(run, id)
+        turns = StoredTurns(run.store, id, run.store.count_turns(id))
         if index >= len(turns):
             raise NotThere(f"got turn {index}, the trajectory has {len(turns)}")
         return turns

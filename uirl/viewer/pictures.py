@@ -86,9 +86,11 @@ class StoredTurns(Sequence[Turn]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
         if index not in self._read:
-            turn = self._store.turn(self._id, index) if 0 <= index < self._count else None
-            if turn is None:
+            if not 0 <= index < self._count:
                 raise IndexError(f"got turn {index}, the trajectory has {self._count}")
+            turn = self._store.turn(self._id, index)
+            if turn is None:
+                raise StorageError(f"turn {index} of trajectory {self._id!r} is missing; the others are still readable")
             self._read[index] = turn
         return self._read[index]
 

@@ -17,6 +17,7 @@ from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import storage_errors
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
 from uirl.storage.labels import FILE, LabelStore
+from uirl.storage.records import made
 from uirl.verification.client import cause_of
 from uirl.verification.evidence import Evidence
 from uirl.verification.hybrid import JUDGE, RULE, HybridVerifier, Verification
@@ -246,8 +247,8 @@ def _of_file(path: Path) -> list[Judged]:
         lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         try:
-            found.append(Judged(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            found.append(made(Judged, json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines) - 1:  # the last one may be cut by a kill
                 raise ConfigError(f"{path}, line {number + 1}, is no judgement: {error}") from error
     return found
