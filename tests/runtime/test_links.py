@@ -103,7 +103,15 @@ def test_no_file_of_a_run_leads_out_of_it(
     for use in uses:
         with pytest.raises(UirlError):
             use()
-    for command in (["judge", str(run)], ["eval", str(run)], ["train", str(run), "--resume"], ["check", str(run)]):
+    commands = [
+        ["judge", str(run)],
+        ["eval", str(run)],
+        ["export", str(run), "--to", "sft"],
+        ["train", str(run), "--resume"],
+    ]
+    if name == "config.yaml":
+        commands.append(["check", str(run)])
+    for command in commands:
         assert main(command) == 2, command
     told = capsys.readouterr()
     assert "secret-word" not in told.out + told.err
