@@ -133,8 +133,8 @@ def outcomes_of(connection: sqlite3.Connection) -> Outcomes:
         max(CAST(step AS INTEGER)), min(CAST(created AS REAL)) FROM trajectories"""
     ).fetchone()
     groups = connection.execute(
-        """SELECT sum(CAST(success AS INTEGER)), count(*) FROM trajectories WHERE failure IS NULL AND success IS NOT NULL
-        GROUP BY CASE group_id WHEN '' THEN id ELSE group_id END"""
+        """SELECT sum(CAST(success AS INTEGER)), count(*) FROM trajectories
+        WHERE failure IS NULL AND success IS NOT NULL GROUP BY CASE group_id WHEN '' THEN id ELSE group_id END"""
     ).fetchall()
     query = f"SELECT DISTINCT {column('split')} FROM trajectories ORDER BY 1"
     splits = tuple(name for (name,) in connection.execute(query))
