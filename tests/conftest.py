@@ -27,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    *("test_learning.py", "test_tool_learning.py", "test_one_gpu.py", "test_loop.py", "test_every_run_option.py"),
-    *("test_resume.py", "test_gpu.py", "test_miniwob.py"),
+    *("test_learning.py", "test_tool_learning.py", "test_loop.py", "test_every_run_option.py"),
+    *("test_resume.py", "test_miniwob.py"),
 )
 """Files that take a minute or more: they begin first, so that no process plays one alone at the end."""
 
