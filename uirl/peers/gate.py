@@ -17,7 +17,7 @@ from uirl.peers.pictures import SharedPictures
 
 _LOG = logging.getLogger(__name__)
 MOST_STRANGERS = 256
-"""Connections that were not greeted yet; more are closed at once."""
+"""Connections that were not greeted yet; one more, and the oldest of them goes: who knows the token is in at once."""
 
 About = dict[str, Any]
 
@@ -53,7 +53,8 @@ class Gate:
         self.host, self.port = host, port
         self._admit, self._pictures, self._silence = admit, pictures, silence
         self._server: asyncio.Server | None = None
-        self._strangers: set[asyncio.Task[Any]] = set()
+        self._strangers: dict[asyncio.Task[Any], None] = {}
+        """The oldest first."""
 
     async def open(self) -> None:
         """Begin to listen; `port` is then the real one. Raises ConfigError where that is not possible."""
@@ -82,11 +83,12 @@ class Gate:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._strangers) >= MOST_STRANGERS:
-            writer.transport.abort()
-            return
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]  # another one may come before it has ended
+            oldest.cancel()
         task = asyncio.current_task()
         assert task is not None
-        self._strangers.add(task)
+        self._strangers[task] = None
         visitors: list[Visitor] = []
 
         def admit(about: About) -> About:
@@ -101,7 +103,7 @@ class Gate:
             _LOG.warning("at the gate: %s", error)
             return
         finally:
-            self._strangers.discard(task)
+            self._strangers.pop(task, None)
         visitor = visitors[0]
         peer = Peer(reader, writer, visitor.handlers, pictures=self._pictures, name=visitor.name, silence=self._silence)
         visitor.arrived(peer)
