@@ -393,7 +393,7 @@ def test_a_checkpoint_of_somebody_elses_run_runs_no_code_beside_it(
     (run / "evil.py").write_text(EVIL.format(path=str(tmp_path / "ran")))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(run / here)
-    with pytest.raises(ConfigError, match="names the environment"):
+    with pytest.raises(ConfigError, match=r"environment.name \(code\)"):
         _lies_there(named)
     assert not (tmp_path / "ran").exists()
 
@@ -428,7 +428,7 @@ def test_an_engine_option_of_a_stored_config_needs_a_word(option: str, tmp_path:
     assert override_stored(stored, typed, tmp_path).inference.engine_options["max_num_seqs"] == 4
     key, _, value = option.partition("=")
     stored.inference.engine_options[key] = True if value == "true" else value
-    with pytest.raises(ConfigError, match=f"type inference.engine_options.{key}="):
+    with pytest.raises(ConfigError, match=f"type these values, or others: inference.engine_options.{key}="):
         override_stored(stored, [], tmp_path)
     override_stored(stored, typed, tmp_path)
 

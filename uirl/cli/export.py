@@ -109,6 +109,7 @@ def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[s
     """Return (system prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without
     tools where the environment cannot be made."""
     from uirl.config import ConfigStore
+    from uirl.config.stored import override_stored
     from uirl.environments import create_environment
     from uirl.storage import RunDirectory
 
@@ -118,6 +119,7 @@ def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[s
         system_prompt = config.inference.system_prompt
     try:
         settings.require_named()
+        override_stored(config, (), run, section="environment.")
         environment = create_environment(settings.name, settings.options_for("train"), settings)
         return environment.get_prompt_prefix() if system_prompt is None else system_prompt, environment.tool_schemas()
     except (ConfigError, RolloutFailure) as problem:

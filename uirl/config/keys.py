@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -24,6 +26,60 @@ class KeyedModel(BaseModel):
     def unknown_key(cls, name: str) -> str:
         """Write the message for a key that this model does not have."""
         return f"{dotted(cls.key, name)} does not exist; {did_you_mean(name, cls.model_fields)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Beside the type of a key: what its value reaches outside of the run, for a config of somebody else (`stored`).
+
+    Every key that can hold text has one; numbers and choices reach nothing.
+    """
+
+    what: str
+    """'an address', 'a file', 'a variable', 'code'; empty: nothing, it is only words."""
+    unless: str = ""
+    """Text that matches this whole reaches nothing."""
+
+    def harmless(self, value: Any) -> bool:
+        """Whether this value reaches nothing: numbers never do."""
+        if not self.what or value is None or value is False or (isinstance(value, int | float) and value is not True):
+            return True
+        return bool(self.unless) and isinstance(value, str) and re.fullmatch(self.unless, value) is not None
+
+
+def reach_of(field: FieldInfo) -> Reach | None:
+    """Return what stands beside the type of a key, also where it may be null; None: nothing does."""
+    return next((m for m in _beside(field.annotation, field.metadata) if isinstance(m, Reach)), None)
+
+
+def _beside(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Any]:
+    yield from metadata
+    for inner in get_args(annotation):
+        yield from [inner] if isinstance(inner, Reach) else _beside(inner)
+
+
+def reaching(tree: type[KeyedModel], values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (dotted key, what it reaches, value) of all in the plain form of a config that is not the default and not
+    harmless; of free mappings each value."""
+    for key, field in walk(tree):
+        reach, value = reach_of(field), at(values, key)
+        if reach is not None and value != field.get_default(call_default_factory=True):
+            yield from ((name, reach.what, leaf) for name, leaf in _leaves(key, value) if not reach.harmless(leaf))
+
+
+def at(values: Any, key: str) -> Any:
+    """Return what stands at a dotted key of nested mappings; None: nothing does."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
 
 
 def dotted(*parts: str) -> str:

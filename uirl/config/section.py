@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
-from uirl.config.keys import KeyedModel
+from uirl.config.keys import KeyedModel, Reach
 from uirl.config.problems import config_error, unknown_key
 from uirl.errors import ConfigError
 
@@ -16,8 +16,16 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-PathText = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
-Options = dict[str, JsonValue]
+PathText = Annotated[
+    str,
+    BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value),
+    Reach("a file"),
+]
+Words = Annotated[str, Reach("")]
+Address = Annotated[str, Reach("an address")]
+Variable = Annotated[str, Reach("a variable")]
+Options = Annotated[dict[str, JsonValue], Reach("an option")]
+"""Who knows what an option does: it may name an address, a variable, a file, a program."""
 Pair = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)]
 
 

@@ -1,66 +1,89 @@
-"""Configs stored with weights of possibly unknown origin: what would run code needs the user's consent."""
+"""Configs that are found with weights, of possibly unknown origin: what they reach needs the user's consent.
+
+A config that names addresses, files, variables or code (`Reach` beside its keys) is obeyed where the user typed these
+values, or has begun a run with all of them before: `remember` notes that outside of the run directory, in the user's
+own folder, where whoever made an archive could not write.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from uirl.config.keys import at, reaching
+from uirl.config.overrides import apply_overrides
 from uirl.config.store import ConfigStore
 from uirl.errors import ConfigError
+from uirl.runtime.limits import clip
 
-_PROGRAMS = ("command", "executable", "executable_path")
-"""Options whose value is a program that an environment starts."""
+_SHOWN = 200
 
 
-def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path) -> ConfigStore:
+def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path, *, section: str = "") -> ConfigStore:
     """Return `stored`, the config that was found at `folder`, with the changes that the user typed.
 
-    Raises ConfigError, with what to type, if the config would run code and the user has not asked for it: Python
-    that lies with the model (`model.trust_remote_code`), an environment inside the folder, a program in an option of
-    the environment, an option of the engine that is no number.
+    Raises ConfigError, with what to type, if it reaches outside of the run and neither was that typed nor has the user
+    begun a run with it (`remember`). An environment that is code inside the folder has to be typed. `section`: the only
+    section of it that is used; empty: all are.
     """
-    config, typed = stored.override(overrides), _harmless(stored).override(overrides)
-    if config.model.trust_remote_code and not typed.model.trust_remote_code:
+    typed, found = ConfigStore().to_dict(), stored.to_dict()
+    values = stored.to_dict()
+    for plain in (typed, values):
+        apply_overrides(ConfigStore, plain, overrides)
+    own = _mark(stored) in _marks() and not _lies_in(folder, values["environment"]["name"])
+    unasked = [
+        (key, what, value)
+        for key, what, value in reaching(ConfigStore, values)
+        if key.startswith(section) and at(typed, key) != value and not (own and at(found, key) == value)
+    ]
+    if unasked:
+        lines = "".join(f"\n  {key} ({what}): {clip(_text(value), _SHOWN)}" for key, what, value in unasked)
+        words = " ".join(shlex.quote(f"{key}={_text(value)}") for key, _, value in unasked)
         raise ConfigError(
-            f"the config at {folder} asks to run the Python code that lies with its model. Type "
-            "model.trust_remote_code=true if you trust where the folder came from, or =false to go without that code"
+            f"the config at {folder} reaches outside of its run, and you have begun no run with these values on this "
+            f"machine:{lines}\nIf you trust where the folder came from, type these values, or others: {words}"
         )
-    name = config.environment.name
-    if name != typed.environment.name and _lies_in(folder, name):
-        raise ConfigError(
-            f"the config at {folder} names the environment {name!r}, which is code in that folder. Type "
-            f"environment.name={name} if you trust where the folder came from"
-        )
-    for key, value in config.inference.engine_options.items():
-        if not _is_number(value) and typed.inference.engine_options.get(key) != value:
-            raise ConfigError(
-                f"the config at {folder} gives the engine the option {key}={value!r:.80}, and such an option can name "
-                f"code. If you trust where the folder came from, type inference.engine_options.{key}=..."
-            )
-    for section in ("options", "eval_options"):
-        allowed = dict(_programs(getattr(typed.environment, section), section))
-        for key, program in _programs(getattr(config.environment, section), section):
-            if allowed.get(key) != program:
-                raise ConfigError(
-                    f"the config at {folder} would start the program {program!r} (environment.{key}). If you trust "
-                    f"where the folder came from, type environment.{key}=..."
-                )
-    return config
+    return stored.override(overrides)
 
 
-def _harmless(stored: ConfigStore) -> ConfigStore:
-    """Return `stored` without what could run code. What the user types on top of it is allowed."""
-    copy = stored.model_copy(deep=True)
-    copy.model.trust_remote_code = False
-    copy.environment.name, copy.environment.options, copy.environment.eval_options = "screen", {}, {}
-    copy.inference.engine_options = {}
-    return copy
+def remember(config: ConfigStore) -> None:
+    """Note that the user begins a run that reaches what `config` says. Where nothing can be written, he is asked."""
+    mark = _mark(config)
+    if not any(True for _ in reaching(ConfigStore, config.to_dict())) or mark in _marks():
+        return
+    with contextlib.suppress(OSError):
+        path = _marks_path()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{mark}\n")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _marks_path() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "uirl" / "configs"
+
+
+def _marks() -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        return frozenset(_marks_path().read_text(encoding="ascii").split())
+    return frozenset()
+
+
+def _mark(config: ConfigStore) -> str:
+    """Return what tells one set of reached things from another: a variable goes with its address."""
+    reached = {key: value for key, _, value in reaching(ConfigStore, config.to_dict())}
+    return hashlib.sha256(json.dumps(reached, sort_keys=True).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _lies_in(folder: Path, name: str) -> bool:
@@ -76,16 +99,3 @@ def _lies_in(folder: Path, name: str) -> bool:
             if found and place.resolve().is_relative_to(inside):
                 return True
     return False
-
-
-def _programs(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every option at any depth that names a program."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name in _PROGRAMS and inner:
-                yield f"{key}.{name}", inner
-            else:
-                yield from _programs(inner, f"{key}.{name}")
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _programs(inner, key)

@@ -12,6 +12,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.config.rates import USUAL, choose_rates
+from uirl.config.stored import remember
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
 from uirl.runtime.folders import MANIFEST, finished_folders, number_of
@@ -76,6 +77,7 @@ def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirec
             if resume or logging.run_name is not None:
                 raise
         else:
+            remember(config)
             return directory, [] if earlier is None else changed_keys(earlier, config)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from uirl.config.keys import Reach
 from uirl.config.section import Options, PathText, Positive, Section
 from uirl.errors import ConfigError
 
@@ -19,7 +20,7 @@ class EnvironmentConfig(Section):
 
     key: ClassVar[str] = "environment"
 
-    name: str = "screen"
+    name: Annotated[str, Reach("code", unless=r"\w+")] = "screen"
     """Name in the registry of environments, or 'package.module:Class', from a module beside the config, in the current
     folder or in PYTHONPATH. A run whose environment was an object from code writes
     'object:package.module:Class' here; such a config cannot be played by name until another one is set."""

@@ -6,7 +6,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from uirl.config.section import Count, Index, NonNegative, Options, PathText, Positive, Section
+from uirl.config.keys import Reach
+from uirl.config.section import (
+    Address,
+    Count,
+    Index,
+    NonNegative,
+    Options,
+    PathText,
+    Positive,
+    Section,
+    Variable,
+    Words,
+)
 
 
 class InferenceConfig(Section):
@@ -14,15 +26,18 @@ class InferenceConfig(Section):
 
     key: ClassVar[str] = "inference"
 
-    backend: Literal["transformers", "scripted", "vllm", "sglang", "openai"] = "transformers"
+    backend: Annotated[
+        Literal["transformers", "scripted", "vllm", "sglang", "openai"],
+        Reach("an address", unless="transformers|scripted|vllm|sglang"),
+    ] = "transformers"
     """Engine: 'transformers' and, without a `server_url`, 'vllm' and 'sglang' run in this process; 'openai' is any
     compatible server; 'scripted' replays given replies (tests)."""
-    server_url: str | None = None
+    server_url: Address | None = None
     """Server of the engine, e.g. 'http://host:8000'. None: 'vllm' and 'sglang' start in this process, 'openai' is
     https://api.openai.com/v1."""
-    server_model: str | None = None
+    server_model: Words | None = None
     """Name under which the server knows the model; None: the only one it serves, or `model.model_name`."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Variable = "OPENAI_API_KEY"
     """Environment variable with the server's key. The key itself is in no config and no log."""
     request_timeout: Positive = 120.0
     """Time limit of a request to a server, in seconds."""
@@ -60,7 +75,7 @@ class InferenceConfig(Section):
     """GiB that the attention cache takes at most. A request waits until there is room for its whole prompt and reply,
     and none can be longer than the cache. None: half of what is free on the device when the engine is made; 'vllm' has
     a default of its own."""
-    system_prompt: str | None = None
+    system_prompt: Words | None = None
     """First message of every conversation; None: the environment's `get_prompt_prefix()`."""
     seed: int | None = None
     """Seed of the sampling; None: `training.seed`."""

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from uirl.config.section import Count, PathText, Section
+from uirl.config.keys import Reach
+from uirl.config.section import Count, PathText, Section, Words
 
 
 class LoggingConfig(Section):
@@ -18,7 +19,7 @@ class LoggingConfig(Section):
     _stem: str | None = PrivateAttr(None)
     _home: Path | None = PrivateAttr(None)
 
-    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    run_name: Annotated[Words, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     """Name of the run's folder; None: the name of the environment, with a number where that is taken."""
     runs_dir: PathText = "runs"
     """Folder of all runs."""
@@ -26,9 +27,9 @@ class LoggingConfig(Section):
     """Updates between lines of progress."""
     tensorboard: bool = True
     """Also write TensorBoard events to the run directory; where the package is missing, the run says so and goes on."""
-    wandb: bool = False
+    wandb: Annotated[bool, Reach("an address")] = False
     """Also send metrics to Weights & Biases; an error where the package is missing."""
-    wandb_project: str = "uirl"
+    wandb_project: Words = "uirl"
     """Project there."""
     store_trajectories: bool = True
     """Keep every episode in the run directory: what was seen, sampled, decided, rewarded."""

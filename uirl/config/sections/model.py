@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from uirl.config.section import Count, PathText, Positive, Section
+from uirl.config.keys import Reach
+from uirl.config.section import Count, PathText, Positive, Section, Words
 
 
 class TinyConfig(Section):
@@ -38,7 +39,7 @@ class TinyConfig(Section):
     """Standard deviation of the random weights. HuggingFace's 0.02 hardly learns at these sizes."""
     vocab_size: Annotated[int, Field(ge=300)] = 512
     """Largest number of entries of the tokenizer, which is trained on the spot (256 bytes, special tokens, merges)."""
-    words: list[str] = Field(default_factory=list)
+    words: list[Words] = Field(default_factory=list)
     """Words of the task that shall be one token each, as far as `vocab_size` has room: a model of two layers hardly
     learns a word that it has to spell."""
     init_seed: int | None = None
@@ -56,7 +57,7 @@ class LoraConfig(Section):
     """The adapter's output is scaled by `lora_alpha / r`."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of adapter inputs dropped in training. Above 0, the learner's log-probs differ from the engine's."""
-    target: Literal["attention", "mlp", "all"] | list[str] = "all"
+    target: Literal["attention", "mlp", "all"] | list[Words] = "all"
     """Which linear layers get an adapter: a kind, or module names as HuggingFace spells them."""
     vision: bool = False
     """Adapters outside the language layers too (vision tower, connector); false: these stay as they were loaded."""
@@ -67,7 +68,7 @@ class ModelConfig(Section):
 
     key: ClassVar[str] = "model"
 
-    model_name: str = "uirl/tiny-vlm"
+    model_name: Annotated[str, Reach("a file", unless=r"\w[\w.-]*(/\w[\w.-]*)?")] = "uirl/tiny-vlm"
     """'uirl/tiny-vlm' (vision and text) or 'uirl/tiny-lm' (text): built locally with random weights.
     'uirl/tiny-vlm-grounded': the same kind of model with weights that come along, which sees and clicks what an
     instruction names. Anything else: a HuggingFace id or a folder."""
@@ -77,15 +78,15 @@ class ModelConfig(Section):
     """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4. None: on a GPU that of
     the checkpoint, bfloat16 for one in float16, in which nothing can be learned; float32 for a built-in model and on
     anything else."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[Words, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """'auto' (a GPU where there is one), 'cpu', 'cuda', 'cuda:1', 'mps'."""
     tensor_parallel_size: Count = 1
     """GPUs that share one copy of the model, in engines that can split it."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Reach("code")] = False
     """Run Python code that comes with the checkpoint. Only for sources you trust."""
-    chat_template: str | None = None
+    chat_template: Words | None = None
     """'chatml', 'hermes' (ChatML with tools), 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
-    attn_implementation: str | None = None
+    attn_implementation: Annotated[str, Reach("code", unless=r"\w+")] | None = None
     """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice. The embedded
     engine takes the first two alone; 'flash_attention_2' needs the package flash-attn, 16 bits, and vllm or sglang."""
     gradient_checkpointing: bool | None = None

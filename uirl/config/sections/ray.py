@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from uirl.config.section import Count, NonNegative, Positive, Section
+from uirl.config.section import Address, Count, NonNegative, Positive, Section
 
 
 class RayConfig(Section):
@@ -18,7 +18,7 @@ class RayConfig(Section):
     """Play episodes in Ray actors, on all machines of a cluster; false: in this process, or in `actors.processes`."""
     num_actors: Count = 1
     """Actors that play episodes where `use_ray` is true."""
-    address: str | None = None
+    address: Address | None = None
     """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: the one that RAY_ADDRESS names, as in
     a job of Ray's, else one is started on this machine for this run."""
     actor_cpus: NonNegative = 1.0

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from uirl.config.section import Count, Fraction, Index, PathText, Positive, Section
+from uirl.config.section import Address, Count, Fraction, Index, PathText, Positive, Section, Variable
 
 
 class VerificationConfig(Section):
@@ -19,11 +19,11 @@ class VerificationConfig(Section):
     """false: the environment's rewards."""
     rules: PathText | None = None
     """YAML or JSON file of rules (docs/verification.md). None: the environment's own word on success."""
-    judge: str | None = None
+    judge: Address | None = None
     """Model that judges by screenshots, on an OpenAI-compatible server. None: rules alone."""
-    judge_url: str | None = None
+    judge_url: Address | None = None
     """Address of that server. None: the environment variable UIRL_LLM_BASE_URL, else https://api.openai.com/v1."""
-    api_key_env: str | None = None
+    api_key_env: Variable | None = None
     """Environment variable with the server's key. None: UIRL_LLM_API_KEY; for OpenAI's own server, where that is not
     set, OPENAI_API_KEY."""
     prefer_rules: bool = True

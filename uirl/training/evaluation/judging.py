@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from uirl.config import ConfigStore
+from uirl.config.stored import override_stored
 from uirl.errors import ConfigError, JudgeFailure
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import storage_errors
@@ -75,7 +76,10 @@ def judge_run(
         ConfigError, StorageError: there is no such run, or no verifier in its config.
     """
     directory = RunDirectory.open(run)
-    config = ConfigStore.from_yaml(directory.config_path).override([*overrides, "verification.enabled=true"])
+    changes = [*overrides, "verification.enabled=true"]
+    config = override_stored(
+        ConfigStore.from_yaml(directory.config_path), changes, directory.path, section="verification."
+    )
     home = directory.path.resolve()
     config.logging.runs_dir, config.logging.run_name = str(home.parent), clean_run_name(f"judge-of-{home.name}")
     verifier = verifier_of(config)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.stored import remember
 from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.config.idle_keys import check_idle_keys
@@ -133,6 +134,7 @@ class CustomRayPPOTrainer:
         running = ray.is_initialized()
         resume = self.config.trainer.resume_mode != "disable"
         with RunDirectory.create(self.directory, self.store.to_yaml(), resume=resume) as directory:
+            remember(self.store)
             self._place_model(directory.path / "model")
             write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
             try:
