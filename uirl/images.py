@@ -11,7 +11,9 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.runtime.limits import MAX_PIXELS, InputError, LimitError, check_pixels, clip
@@ -44,7 +46,8 @@ _DECODED: BoundedCache[Pixels] = BoundedCache(_KEPT)
 class Screenshot:
     """An encoded picture (PNG, JPEG or WEBP, as it was captured) and the hash of its bytes."""
 
-    data: bytes = field(repr=False)
+    data: Annotated[bytes, Meta(max_length=0)] = field(repr=False)
+    """No message between processes can make one with another's hash: pictures travel beside messages."""
     hash: str = ""
 
     def __post_init__(self) -> None:

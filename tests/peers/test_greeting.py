@@ -69,7 +69,7 @@ async def test_a_process_that_was_not_admitted_hears_why() -> None:
 
 
 async def test_a_gate_that_does_not_know_the_token_is_not_believed() -> None:
-    # whoever listens there sends pickles next, and unpickling runs code
+    # an actor would play for whoever listens there
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"version": 1, "nonce": "00"}).encode() + b"\n")
         await reader.readline()
@@ -105,6 +105,6 @@ async def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(
             greeting, "_say", lambda writer, words: say(writer, {**words, "version": 9} if "proof" in words else words)
         )
-        with pytest.raises(NotAdmitted, match="speaks version 9, expected 1"):
+        with pytest.raises(NotAdmitted, match="speaks version 9, expected 2"):
             await dial("127.0.0.1", port, "secret", {"actor": "a1"})
         await heard(outcomes)

@@ -60,7 +60,7 @@ class Silent(Exception):
 
 
 class OddFailure(EngineFailure):
-    """A failure of somebody's own, which cannot be pickled."""
+    """A failure of somebody's own, which is not made of words alone."""
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")
@@ -145,36 +145,34 @@ async def test_what_a_handler_raises_is_raised_by_the_call(wire: Wire) -> None:
         await left.call("unknown")
 
 
-async def test_what_cannot_be_pickled_is_said_to_whom_it_concerns(wire: Wire) -> None:
+async def test_what_no_message_can_hold_is_said_to_whom_it_concerns(wire: Wire) -> None:
     async def give() -> Any:
-        return lambda: None
+        return {"x": [lambda: None]}
 
     left, _ = await wire(None, {"give": give, "echo": echo})
-    with pytest.raises((AttributeError, RemoteError), match="lambda"):
+    with pytest.raises(ContractError, match="cannot be told"):
         await left.call("give")
-    with pytest.raises(Exception, match="lambda"):
+    with pytest.raises(ContractError, match="cannot be told"):
         await left.call("echo", lambda: None)
     assert await left.call("echo", 1) == 1, "the connection goes on"
 
 
-async def test_a_message_that_its_receiver_cannot_read_fails_that_call_alone(
+async def test_a_message_that_is_not_what_its_receiver_takes_fails_that_call_alone(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left, _ = await wire(None, {"echo": echo, "give": lambda: echo(Elsewhere())})
-    with pytest.raises(RemoteError, match=r"cannot be read by its receiver: ValueError.*the same code\?"):
-        await left.call("give")
-    with pytest.raises(RemoteError, match="cannot be read by its receiver"):
-        await left.call("echo", Elsewhere())
-    left.notify("echo", Elsewhere())
-    assert await left.call("echo", 1) == 1
-    assert "from left: a message of" in caplog.text
+    async def double(x: int) -> int:
+        return 2 * x
 
-
-class Elsewhere:
-    """Can be pickled here, and not be unpickled there."""
-
-    def __reduce__(self) -> Any:
-        return int, ("no number",)
+    left, _ = await wire(None, {"double": double})
+    with pytest.raises(RemoteError, match=r"the call of 'double' cannot be .* Expected `int`, got `str`.*same code\?"):
+        await left.call("double", "2")
+    with pytest.raises(RemoteError, match="Expected `array` of length 1, got 2"):
+        await left.call("double", 1, 2)
+    with pytest.raises(RemoteError, match=r"an answer of right cannot be read by its receiver.*Expected `str`"):
+        await left.call("double", 1, returns=str)
+    left.notify("double", None)
+    assert await left.call("double", 1, returns=int) == 2
+    assert "Expected `int`, got `null`" in caplog.text
 
 
 async def test_cancelling_the_caller_cancels_the_handler_in_both_directions(wire: Wire) -> None:
@@ -269,7 +267,7 @@ async def test_errors_with_words_that_fail_or_fill_the_wire_are_told_briefly(wir
     left, _ = await wire(None, {"fail": fail})
     with pytest.raises(RemoteError, match="Silent: its words cannot be shown"):
         await left.call("fail", "silent")
-    with pytest.raises(RemoteError, match="ValueError: hhh") as caught:
+    with pytest.raises(ValueError, match="hhh") as caught:
         await left.call("fail", "huge")
     assert len(str(caught.value)) < 100_000
 
@@ -512,7 +510,7 @@ async def test_a_full_disk_is_told_to_the_sender(wire: Wire) -> None:
     assert await left.call("echo", 1) == 1
 
 
-def test_what_names_a_picture_is_small_and_the_rest_is_a_pickle() -> None:
+def test_what_names_a_picture_is_small() -> None:
     shot = Screenshot(bytes(100_000))
     data, named = encode((shot, [1.5] * 3, {"again": shot}))
     assert len(data) < 300

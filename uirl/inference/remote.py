@@ -20,7 +20,7 @@ class GateEngine(InferenceEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         try:
-            generation: Generation = await self._peer.call("generate", request)
+            generation: Generation = await self._peer.call("generate", request, returns=Generation)
         except PeerLost as error:
             raise EngineFailure(f"the engine is out of reach: {error}") from error
         return generation

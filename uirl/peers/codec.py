@@ -1,32 +1,38 @@
-"""What two processes say to each other, as bytes and back: pickles in which pictures are named by their hashes.
+"""What two processes say to each other, as bytes and back: typed data, in which pictures are named by their hashes.
 
-Unpickling runs code, so both ends must have shown that they know the token of the run before (`greeting`).
+A message is plain data (msgpack), and becomes objects only as the receiver's own annotations say (`typed`). Nothing in
+it can name code, and there is no more of it than its bytes hold.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import builtins
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from uirl import errors
-from uirl.errors import UirlError
+import msgpack
+import msgspec
+
+from uirl.errors import ContractError, UirlError
 from uirl.images import Screenshot
-from uirl.runtime.limits import clip, in_words
+from uirl.runtime.limits import clip, in_words, shown
 
 Find = Callable[[str], Screenshot]
 """Hash -> the picture. Raises KeyError."""
 
 MAX_WORDS = 20_000
 """Characters of an error, or of its traceback, that travel."""
-MAX_PICKLED = 1 << 20
-"""Bytes of an error that travels as it is; of a larger one only the words do."""
+_PICTURE, _TUPLE, _INT = range(3)
+"""Codes of what msgpack has no form for: a picture by its hash, the mark that makes a list a tuple, an int beyond 64
+bits."""
+_TEXT = "surrogatepass"
+"""Models and pages say halves of characters."""
 
 
 class RemoteError(UirlError):
-    """What another process raised and only that process knows the class of."""
+    """What another process raised and only that process knows the class of, or a message that does not fit."""
 
 
 class MissingPictures(Exception):
@@ -37,93 +43,149 @@ class MissingPictures(Exception):
         self.missing, self.found = missing, found
 
 
+@dataclass(frozen=True, slots=True)
+class ToldError:
+    """An exception as it travels."""
+
+    kinds: tuple[str, ...]
+    """Its class and those above it, each 'module.name'."""
+    words: str
+    trace: str = ""
+    """Where it was raised, for a note; empty: nobody says."""
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> ToldError:
+        """Return `error`, which was raised in `where`."""
+        trace = clip("".join(traceback.format_exception(error)), MAX_WORDS)
+        said = in_words(error, MAX_WORDS).removeprefix(f"{type(error).__name__}: ")
+        if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
+            said = clip(error.args[0], MAX_WORDS)  # its own words have quotes around them
+        kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+        return cls(kinds, said, f"raised in {where}:\n{trace}")
+
+    def made(self) -> Exception:
+        """Return the exception that can be raised here: of the same class where it is Python's or this package's, else
+        of the nearest that is this package's."""
+        known = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _kinds_of(UirlError)}
+        known.pop(f"{UirlError.__module__}.{UirlError.__qualname__}")
+        name = self.kinds[0] if self.kinds else "an error without a name"
+        plain = getattr(builtins, name.removeprefix("builtins."), None) if name.startswith("builtins.") else None
+        kind = next((known[kind] for kind in self.kinds if kind in known), None)
+        if isinstance(plain, type) and issubclass(plain, Exception) and plain not in _UNFIT:
+            kind = plain
+        try:
+            error = RemoteError(f"{name}: {self.words}") if kind is None else kind(self.words)
+        except Exception:  # one that is made of more than words
+            error = RemoteError(f"{name}: {self.words}")
+        if self.trace:
+            error.add_note(self.trace)
+        return error
+
+
+def _kinds_of(kind: type[Exception]) -> Iterator[type[Exception]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        if inner.__module__.startswith("uirl."):
+            yield from _kinds_of(inner)
+
+
 def encode(value: Any) -> tuple[bytes, dict[str, Screenshot]]:
-    """Return `value` as bytes, and the pictures that are only named in them. Raises what pickling raises."""
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
-    pickler.dump(value)
-    return buffer.getvalue(), pickler.named
+    """Return `value` as bytes, and the pictures that are only named in them.
+
+    It is what JSON holds, and tuples, bytes, pictures, and dataclasses of these. Raises ContractError for all else.
+    """
+    named: dict[str, Screenshot] = {}
+
+    def plain(value: Any) -> Any:
+        # of all that is no exact str, int, float, list, dict, ...
+        if type(value) is tuple:  # first, as most are
+            return [_MARK, *value]
+        if type(value) is Screenshot:
+            named[value.hash] = value
+            return msgpack.ExtType(_PICTURE, value.hash.encode())
+        if isinstance(value, int):
+            number = int(value)
+            packed = number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+            return number if len(packed) <= 8 else msgpack.ExtType(_INT, packed)
+        if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+        for kind, convert in _BASES:
+            if isinstance(value, kind):
+                return convert(value)
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy
+            return value.item()
+        raise ContractError(
+            f"{shown(value)} ({type(value).__name__}) cannot be told to another process; expected text, numbers, "
+            "lists, tuples, and dicts with text keys"
+        )
+
+    try:
+        data: bytes = msgpack.packb(value, default=plain, strict_types=True, unicode_errors=_TEXT)
+    except (ValueError, TypeError, RecursionError) as error:  # too deep, or longer than msgpack has a form for
+        raise ContractError(f"{shown(value)} cannot be told to another process: {error}") from error
+    return data, named
 
 
 def decode(data: bytes, find: Find) -> tuple[Any, bool]:
-    """Return the value, and whether it names any picture.
+    """Return the plain data of a message with its pictures in it, and whether it names any.
 
-    Raises MissingPictures where `find` does not know all it names, else what unpickling raises.
+    Raises MissingPictures where `find` does not know all it names, else ValueError for what `encode` does not make.
     """
-    unpickler = _Unpickler(data, find)
-    try:
-        value = unpickler.load()
-    except Exception:
-        if not unpickler.missing:
-            raise
-    finally:
-        unpickler.memo = {}  # it holds the method that looks for pictures, so itself, and with it all that were found
-    if unpickler.missing:
-        raise MissingPictures(unpickler.missing, unpickler.found)
-    return value, bool(unpickler.found)
+    missing: set[str] = set()
+    found: dict[str, Screenshot] = {}
+    marks = 0
 
-
-def portable(error: BaseException, where: str) -> BaseException:
-    """Return `error` as another process can raise it: itself where it belongs to Python or to this package, else the
-    nearest class of `uirl.errors` with its words. The traceback of `where` it was raised goes along as a note."""
-    trace = clip("".join(traceback.format_exception(error)), MAX_WORDS)
-    plain = _plain(error)
-    plain.add_note(f"raised in {where}:\n{trace}")
-    return plain
-
-
-def _plain(error: BaseException) -> BaseException:
-    known = type(error).__module__ == "builtins" or type(error).__module__.startswith("uirl.")
-    if known and isinstance(error, Exception):  # a SystemExit of another process must not end this one
+    def extension(code: int, content: bytes) -> Any:
+        nonlocal marks
+        if code == _TUPLE:
+            marks += 1
+            return _MARK
+        if code == _INT:
+            return int.from_bytes(content, "big", signed=True)
+        if code != _PICTURE:
+            raise ValueError(f"an extension of kind {code}")
+        hash = content.decode("ascii")
         try:
-            pickled = pickle.dumps(error)
-            copy = pickle.loads(pickled) if len(pickled) <= MAX_PICKLED else None
-        except Exception:
-            copy = None
-        if type(copy) is type(error):
-            copy.__dict__.pop("__notes__", None)
-            return copy
-    said = in_words(error, MAX_WORDS)
-    for cls in type(error).__mro__:
-        if cls.__module__ == errors.__name__ and cls is not UirlError:
-            return cls(said.removeprefix(f"{type(error).__name__}: "))
-    return RemoteError(f"{type(error).__module__}.{said}")
-
-
-def _named(hash: str) -> Screenshot:
-    """Stand in a pickle for a picture; every unpickler has its own."""
-    raise KeyError(hash)
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer, protocol=5)
-        self.named: dict[str, Screenshot] = {}
-
-    def reducer_override(self, value: Any) -> Any:
-        # called for objects alone, not for each number of a thousand tokens, as `persistent_id` is
-        if type(value) is not Screenshot:
-            return NotImplemented
-        self.named[value.hash] = value
-        return _named, (value.hash,)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, find: Find) -> None:
-        super().__init__(io.BytesIO(data))
-        self._find = find
-        self.missing: set[str] = set()
-        self.found: dict[str, Screenshot] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _named.__name__:
-            return self._look
-        return super().find_class(module, name)
-
-    def _look(self, hash: str) -> Screenshot | None:
-        try:
-            self.found[hash] = found = self._find(hash)
+            found[hash] = picture = find(hash)
         except KeyError:
-            self.missing.add(hash)
+            missing.add(hash)
             return None
-        return found
+        return picture
+
+    def sequence(items: list[Any]) -> Any:
+        nonlocal marks
+        if items and items[0] is _MARK:
+            marks -= 1
+            return tuple(items[1:])
+        return items
+
+    value = msgpack.unpackb(data, ext_hook=extension, list_hook=sequence, unicode_errors=_TEXT)
+    if marks:
+        raise ValueError("a mark of a tuple outside of one")
+    if missing:
+        raise MissingPictures(missing, found)
+    return value, bool(found)
+
+
+def typed(value: Any, kind: Any, what: str = "a message") -> Any:
+    """Return the plain data of `decode` as a value of the annotation `kind`. Raises RemoteError where it is none."""
+    try:
+        return msgspec.convert(value, kind)
+    except Exception as error:  # whatever a `__post_init__` raises
+        raise RemoteError(
+            f"{what} cannot be read by its receiver: {in_words(error)}; do both sides run the same code?"
+        ) from error
+
+
+_UNFIT = (StopIteration, StopAsyncIteration)
+"""What a future does not take."""
+_MARK = msgpack.ExtType(_TUPLE, b"")
+_BASES: tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (float, float),
+    ((bytes, bytearray), bytes),
+    (tuple, lambda value: [_MARK, *value]),
+    (list, list),
+    (Mapping, dict),
+)
+"""Kinds of values whose own kinds do not travel, and how their plain forms are made."""

@@ -19,7 +19,7 @@ from uirl.errors import UirlError
 from uirl.runtime.limits import InputError, Limits, read_json
 from uirl.runtime.time_limits import TimedOut, within
 
-VERSION = 1
+VERSION = 2
 """Of what is said here and between peers."""
 GREETING_SECONDS = 20.0
 _LINE = 64 * 1024

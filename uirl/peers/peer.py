@@ -7,9 +7,11 @@ cancels the handler; when the connection ends, every call raises `PeerLost` and 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import logging
 import struct
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,16 +20,16 @@ from typing import Any, Protocol
 
 from uirl.errors import ContractError, UirlError, is_round
 from uirl.images import Screenshot
-from uirl.peers.codec import MissingPictures, RemoteError, decode, encode, portable
-from uirl.runtime.limits import LimitError
+from uirl.peers.codec import MissingPictures, RemoteError, ToldError, decode, encode, typed
+from uirl.runtime.limits import LimitError, shown
 from uirl.runtime.time_limits import TimedOut
 
 _LOG = logging.getLogger(__name__)
 _HEADER = struct.Struct(">BQQQ")
 """Kind of frame, number of the call, number of the frame, bytes that follow."""
 CALL, RESULT, ERROR, CANCEL, NOTIFY, BEAT, PICTURE, WANT, GOT = range(9)
-MAX_FRAME = 2 * 1024**3
-"""Bytes of one message, without its pictures."""
+MAX_FRAME = 256 * 1024**2
+"""Bytes of one message, without its pictures, of one picture, and of all messages that wait for pictures."""
 BEAT_SECONDS = 2.0
 _CHUNK = 1 << 18
 _TOLD = 100_000
@@ -38,6 +40,7 @@ _FLUSH = 5.0
 """Seconds that what was said before `close` has to go out."""
 
 Handler = Callable[..., Awaitable[Any]]
+"""Its annotations say what it takes: a call with anything else is refused."""
 
 
 class PeerLost(UirlError):
@@ -89,12 +92,14 @@ class Peer:
         self.name = name
         self.reason: str | None = None
         """Why the connection ended; None: it has not."""
-        self._reader, self._writer, self._handlers = reader, writer, handlers
+        self._reader, self._writer = reader, writer
+        self._handlers = {name: (handler, _taken(handler)) for name, handler in handlers.items()}
         self.silence = silence
         """Of the other side, that is borne; it may be changed at any time."""
         self._pictures, self._shared = pictures, shared and pictures is not None
         self._numbers, self._frames = itertools.count(1), itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, tuple[asyncio.Future[Any], Any]] = {}
+        """Number -> where the answer is waited for, and what it has to be."""
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._told: OrderedDict[str, None] = OrderedDict()
@@ -112,16 +117,18 @@ class Peer:
 
     # -- what callers use ------------------------------------------------------------------------------------------
 
-    async def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """Return what the other side's handler of `method` returns; raise what it raises.
+    async def call(self, method: str, *args: Any, returns: Any = Any, timeout: float | None = None) -> Any:
+        """Return what the other side's handler of `method` returns, as the annotation `returns` says (Any: plain data);
+        raise what it raises.
 
         Raises PeerLost where the connection ends before the answer, TimedOut after `timeout` seconds (the handler is
-        cancelled then), LimitError for a message beyond `MAX_FRAME`, and what pickling raises.
+        cancelled then), LimitError for a message beyond `MAX_FRAME`, ContractError for what no message can hold, and
+        RemoteError for an answer that is something else.
         """
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_retrieve_exception)
-        self._calls[number] = answer
+        self._calls[number] = answer, returns
         try:
             self._send(CALL, number, (method, args))
             if timeout is None:
@@ -212,7 +219,7 @@ class Peer:
         if len(buffer) < _HEADER.size:
             return False
         kind, number, frame, length = _HEADER.unpack_from(buffer)
-        if kind > GOT or length > MAX_FRAME + _CHUNK:
+        if kind > GOT or length > MAX_FRAME:
             raise ValueError(f"a frame of kind {kind} and {length} bytes")
         end = _HEADER.size + length
         if len(buffer) < end:
@@ -234,26 +241,26 @@ class Peer:
         except MissingPictures as error:
             self._ask_again(came, error)
             return
-        except Exception as error:
-            self._got(came)
-            self._not_understood(came, error)
-            return
         if names_any:
             self._got(came)
         self._act(came.kind, came.number, value)
 
     def _act(self, kind: int, number: int, value: Any) -> None:
+        """Do what a message asks for. Raises RemoteError where it is none of this protocol."""
         if kind == CALL:
-            self._serving[number] = self._start(self._serve(number, *value))
+            self._serving[number] = self._start(self._serve(number, *typed(value, _ASKED)))
         elif kind == NOTIFY:
-            self._start(self._hear(*value))
+            self._start(self._hear(*typed(value, _ASKED)))
         elif kind in (RESULT, ERROR):
-            answer = self._calls.pop(number, None)  # None: the caller gave up
-            if answer is not None and not answer.done():
-                if kind == RESULT:
-                    answer.set_result(value)
-                else:
-                    answer.set_exception(value)
+            answer, returns = self._calls.pop(number, (None, None))  # None: the caller gave up
+            if answer is None or answer.done():
+                return
+            try:
+                if kind == ERROR:
+                    raise typed(value, ToldError).made()
+                answer.set_result(typed(value, returns, f"an answer of {self.name}"))
+            except Exception as error:
+                answer.set_exception(error)
         elif kind == CANCEL:
             self._waiting = [w for w in self._waiting if not (w.kind == CALL and w.number == number)]
             task = self._serving.pop(number, None)
@@ -262,23 +269,10 @@ class Peer:
         elif kind == GOT:
             self._held.pop(number, None)
         elif kind == WANT:
-            frame, hashes = value
+            frame, hashes = typed(value, tuple[int, list[str]])
             held = self._held.get(frame, {})
             for hash in hashes:
                 self._send_picture(held[hash])
-
-    def _not_understood(self, came: _Waiting, error: Exception) -> None:
-        """Tell whoever waits for the answer that this message cannot be read here."""
-        problem = RemoteError(
-            f"a message of {len(came.body)} bytes cannot be read by its receiver: {type(error).__name__}: {error}; "
-            "do both sides run the same code?"
-        )
-        if came.kind == CALL:
-            self._send(ERROR, came.number, problem)
-        elif came.kind in (RESULT, ERROR):
-            self._act(ERROR, came.number, problem)
-        else:
-            _LOG.warning("from %s: %s", self.name, problem)
 
     # -- pictures --------------------------------------------------------------------------------------------------
 
@@ -313,6 +307,8 @@ class Peer:
         came.have.update(error.found)
         came.missing = set(error.missing)
         self._waiting.append(came)
+        if sum(len(one.body) for one in self._waiting) > MAX_FRAME:
+            raise LimitError(f"messages of more than {MAX_FRAME} bytes wait for pictures")
         self._asked_again += len(came.missing)
         if is_round(self._asked_again):
             _LOG.warning("%d pictures of %s were not there any more; asked again", self._asked_again, self.name)
@@ -323,17 +319,17 @@ class Peer:
 
     # -- handlers --------------------------------------------------------------------------------------------------
 
-    async def _serve(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+    async def _serve(self, number: int, method: str, args: Any) -> None:
         try:
-            result = await self._handler(method)(*args)
-            self._answer(RESULT, number, result)
+            self._answer(RESULT, number, await self._handled(method, args))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise  # the caller gave up, or is gone, or this process ends, and its connection with it
-            self._answer(ERROR, number, RemoteError(f"{method!r} was cancelled by the process that carried it out"))
+            error = RemoteError(f"{method!r} was cancelled by the process that carried it out")
+            self._answer(ERROR, number, ToldError.of(error, f"the handler of {method!r}"))
         except BaseException as error:  # without an answer the caller would wait for ever
-            self._answer(ERROR, number, portable(error, f"the handler of {method!r}"))
+            self._answer(ERROR, number, ToldError.of(error, f"the handler of {method!r}"))
         finally:
             self._serving.pop(number, None)
 
@@ -341,18 +337,18 @@ class Peer:
         if self.reason is None and number in self._serving:
             self._send(kind, number, value)
 
-    async def _hear(self, method: str, args: tuple[Any, ...]) -> None:
+    async def _hear(self, method: str, args: Any) -> None:
         try:
-            await self._handler(method)(*args)
+            await self._handled(method, args)
         except Exception:
             _LOG.exception("what %s told (%r) could not be dealt with", self.name, method)
 
-    def _handler(self, method: str) -> Handler:
-        handler = self._handlers.get(method)
-        if handler is None:
+    async def _handled(self, method: str, args: Any) -> Any:
+        if method not in self._handlers:
             known = ", ".join(sorted(self._handlers)) or "none"
-            raise ContractError(f"{method!r} is not known here; expected one of {known}")
-        return handler
+            raise ContractError(f"{shown(method)} is not known here; expected one of {known}")
+        handler, taken = self._handlers[method]
+        return await handler(*typed(args, taken, f"the call of {method!r}"))
 
     def _start(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(coroutine)
@@ -381,7 +377,7 @@ class Peer:
     def _end(self, reason: str) -> None:
         self.reason = reason
         calls, self._calls = list(self._calls.values()), {}
-        for answer in calls:
+        for answer, _ in calls:
             if not answer.done():
                 answer.set_exception(PeerLost(f"{self.name} is gone: {reason}"))
         current = asyncio.current_task()
@@ -392,6 +388,17 @@ class Peer:
         self._fresh.clear()
         self._waiting.clear()
         self._ended.set()
+
+
+_ASKED = tuple[str, Any]
+"""The method, and what it is called with."""
+
+
+def _taken(handler: Handler) -> Any:
+    """Return the annotation of all that a handler is called with, a tuple; what it does not annotate is plain data."""
+    parameters = inspect.signature(handler, eval_str=True).parameters.values()
+    kinds = [Any if one.annotation is one.empty else one.annotation for one in parameters]
+    return types.GenericAlias(tuple, (*kinds,))
 
 
 def _retrieve_exception(answer: asyncio.Future[Any]) -> None:

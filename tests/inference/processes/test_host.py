@@ -15,7 +15,7 @@ from tests.inference.fake_engines import FakeEngine
 from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.errors import EngineFailure, ProcessLost, PromptTooLong, StorageError
-from uirl.inference import GenerationRequest, SamplingParams
+from uirl.inference import Generation, GenerationRequest, SamplingParams
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.processes import engine as engine_module
 from uirl.inference.processes import life as life_module
@@ -52,7 +52,7 @@ async def test_it_answers_for_its_engine(tmp_path: Path) -> None:
     async with connected(EngineHost(engine)) as peer:
         await peer.call("load", str(snapshot.folder), 3, {"r": 4})
         assert (engine.weights, engine.adapter) == ({"a": [1.0, 1.0]}, {"r": 4})
-        generation, counts = await peer.call("generate", REQUEST)
+        generation, counts = await peer.call("generate", REQUEST, returns=tuple[Generation, dict[str, float]])
         assert (generation.policy_version, counts) == (3, {"generated_tokens": 4.0})
         engine.broken = PromptTooLong("too long")
         with pytest.raises(PromptTooLong, match="too long"):

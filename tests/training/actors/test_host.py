@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,11 @@ from uirl import BaseEnvironment, ConfigStore, Observation, StepResult
 from uirl.errors import StorageError
 from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.models.loading import load_model
+from uirl.peers.codec import decode, encode, typed
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training.actors.host import ActorHost
-from uirl.training.actors.job import ActorJob
+from uirl.training.actors.job import ActorJob, Played
 from uirl.types import Task
 
 
@@ -50,7 +50,7 @@ def host(kind: type[BaseEnvironment]) -> ActorHost:
     config = ConfigStore()
     config.model.model_name, config.model.tiny.hidden_size, config.inference.max_tokens = "uirl/tiny-lm", 32, 4
     config.environment.name = f"{kind.__module__}:{kind.__qualname__}"
-    job = ActorJob(config, {"train": 1, "eval": 1})
+    job = ActorJob(config.to_dict(), {"train": 1, "eval": 1})
     return ActorHost(job, TransformersInferenceEngine(load_model(config.model)), None)
 
 
@@ -59,7 +59,7 @@ SPEC = EpisodeSpec(Task("t"), 1, 2, "a-0", "a")
 
 async def test_what_an_environment_made_goes_as_plain_data():
     played = await host(Strange).play(SPEC, Order())
-    assert pickle.loads(pickle.dumps(played)) == played
+    assert typed(decode(encode(played)[0], {}.__getitem__)[0], Played) == played
     (turn,) = played.trajectory.turns
     assert type(turn.observation.text) is str
     assert turn.observation == Observation("say something", state_key="start")
@@ -75,7 +75,8 @@ async def test_an_actor_keeps_few_of_the_pixels_that_only_a_model_needs(monkeypa
     monkeypatch.setattr("uirl.training.actors.host.PIXELS", 1)
     config = ConfigStore()
     config.inference.max_tokens = 4
-    actor = ActorHost(ActorJob(config, {"train": 1, "eval": 1}), TransformersInferenceEngine(load_model(config.model)))
+    job = ActorJob(config.to_dict(), {"train": 1, "eval": 1})
+    actor = ActorHost(job, TransformersInferenceEngine(load_model(config.model)))
     for seed in range(3):
         await actor.play(replace(SPEC, environment_seed=seed), Order())
     vision = actor.chat._loaded.vision

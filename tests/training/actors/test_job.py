@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from tests.conftest import tiny_model
 from uirl import BaseEnvironment, ConfigStore
 from uirl.environments.text.guess_number import GuessNumberEnvironment
 from uirl.inference.models.chat import ChatRenderer
-from uirl.training.actors.job import ActorJob, job_for, made_in, probe_of
+from uirl.training.actors.job import ActorJob, job_for, made_of, probe_of
 from uirl.training.record.processes import PROCESSES, ProcessTable
 from uirl.types import Trajectory
 
@@ -34,13 +33,14 @@ class Judge:
     __call__ = score
 
 
-def carried(job: ActorJob) -> tuple[BaseEnvironment | None, Any]:
-    return made_in(pickle.loads(pickle.dumps(job)))
+def carried(job_and_made: tuple[ActorJob, bytes | None]) -> tuple[BaseEnvironment | None, Any]:
+    return made_of(job_and_made[1])
 
 
 def test_a_job_says_where_modules_and_files_are() -> None:
-    job = job_for(ConfigStore(), {"train": 3})
-    assert made_in(job) == (None, None)
+    job, made = job_for(ConfigStore(), {"train": 3})
+    assert made is None
+    assert made_of(made) == (None, None)
     assert job.places == {"train": 3}
     assert str(Path.cwd()) == job.folder
     assert job.search_path

@@ -14,7 +14,7 @@ from uirl import ConfigStore
 from uirl.errors import ActorFailure, ConfigError, ContractError, EnvironmentFailure, ProcessLost, StorageError
 from uirl.inference.scripted import ScriptedInferenceEngine
 from uirl.peers import peer as peer_module
-from uirl.peers.codec import portable
+from uirl.peers.codec import ToldError
 from uirl.peers.greeting import NotAdmitted, dial
 from uirl.peers.peer import Peer
 from uirl.peers.way import Way
@@ -52,9 +52,9 @@ class Actor:
         about = {"role": "actor", "actor": self.way.name, "incarnation": self.way.incarnation, "pid": self.pid}
         streams, _ = await dial("127.0.0.1", self.way.port, self.way.token, about)
         self.peer = Peer(*streams, {"play": self._play}, name="the learner")
-        self.job: ActorJob = await self.peer.call("job", False)
+        self.job: ActorJob = await self.peer.call("job", returns=ActorJob)
         if error := self.behaviour.get("fails with"):
-            await self.peer.call("failed", portable(error, "the actor"))
+            await self.peer.call("failed", ToldError.of(error, "the actor"))
             self.end("it ended with status 1")
             return
         await self.peer.call("ready", Ready(self.behaviour.get("places", 2), self.behaviour.get("probe", PROBE)))
@@ -71,7 +71,7 @@ class Actor:
             raise
         finally:
             self.playing.remove(spec.trajectory_id)
-        trajectory = Trajectory(spec.trajectory_id, spec.task, metrics={"split": order.split})  # type: ignore[dict-item]
+        trajectory = Trajectory(spec.trajectory_id, spec.task, stop_reason=order.split)
         return Played(trajectory, stuck=self.behaviour.get("stuck", 0))
 
     def end(self, how: str) -> None:
@@ -107,7 +107,7 @@ class FakeLauncher:
         self.actors: list[Actor] = []
         self.closed = False
 
-    async def launch(self, way: Way) -> Actor:
+    async def launch(self, way: Way, made: bytes | None = None) -> Actor:
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
         if error := behaviour.get("launch raises"):
             raise error
@@ -120,7 +120,7 @@ class FakeLauncher:
 
 @asynccontextmanager
 async def pool_of(launcher: FakeLauncher, count: int = 2, **options: Any) -> AsyncIterator[ActorPool]:
-    job = ActorJob(ConfigStore(), {"train": 2})
+    job = ActorJob(ConfigStore().to_dict(), {"train": 2})
     names = [f"actor-{i}" for i in range(count)]
     pool = ActorPool(launcher, names, job, ScriptedInferenceEngine([]), probe=PROBE, **options)
     await pool.start()
@@ -166,7 +166,7 @@ async def test_the_least_busy_actor_plays_and_no_more_than_it_has_places() -> No
             actor.release.set()
         played = await asyncio.gather(*tasks)
         assert [one.trajectory.id for one in played] == ["0", "1", "2", "3", "4"]
-        assert played[0].trajectory.metrics["split"] == "train"
+        assert played[0].trajectory.stop_reason == "train"
         assert [seat.active for seat in pool.seats] == [0, 0]
 
 
@@ -250,9 +250,9 @@ async def test_an_episode_that_was_lost_is_not_given_to_the_same_dead_actor_agai
 
         async def twice() -> str:
             try:
-                return (await pool.play(spec("a"), "train")).trajectory.id
+                return (await pool.play(spec("a"), Order())).trajectory.id
             except ActorFailure:  # at once, before anybody else hears of it, as attempts are repeated
-                return (await pool.play(spec("a-r1"), "train")).trajectory.id
+                return (await pool.play(spec("a-r1"), Order())).trajectory.id
 
         repeated = asyncio.ensure_future(twice())
         await until(lambda: any(actor.playing for actor in launcher.actors))
@@ -378,7 +378,7 @@ async def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(pool_module, "SAY_EVERY", 0.02)
 
     class Slow(FakeLauncher):
-        async def launch(self, way: Way) -> Actor:
+        async def launch(self, way: Way, made: bytes | None = None) -> Actor:
             await asyncio.sleep(1000)
             raise AssertionError
 
@@ -398,7 +398,7 @@ async def test_caches_of_a_lost_actor_are_released() -> None:
     from uirl.inference.base import GenerationRequest
 
     launcher, engine = FakeLauncher(), Engine([[1]])
-    pool = ActorPool(launcher, ["actor-0"], ActorJob(ConfigStore(), {"train": 1}), engine, probe=PROBE)
+    pool = ActorPool(launcher, ["actor-0"], ActorJob(ConfigStore().to_dict(), {"train": 1}), engine, probe=PROBE)
     await pool.start()
     await until(lambda: all_ready(pool))
     peer = launcher.actors[0].peer

@@ -19,10 +19,12 @@ import pytest
 from tests.patience import PATIENCE
 from tests.training.channels.test_contract import local, tokens
 from uirl.errors import ConfigError
+from uirl.inference.ray.engines import engines_in_ray
 from uirl.rollout.episode import EpisodeSpec
 from uirl.training.assembly import assemble
 from uirl.training.channels.base import GroupRules
 from uirl.training.channels.conformance import ProbeEnvironment, check_channel, probe_config
+from uirl.training.channels.process import ProcessChannel
 from uirl.training.channels.ray import RayChannel
 from uirl.types import Task
 
@@ -112,6 +114,39 @@ async def test_ray_actors_play_what_one_process_plays(tmp_path: Path) -> None:
     here = await check_channel(local, folders[0])
     there = await check_channel(RayChannel, folders[1], ray=RAY)
     assert tokens(there.groups) == tokens(here.groups)
+
+
+def shows(secret: str) -> list[Path]:
+    """Return what any process of this machine shows of itself with `secret` in it: arguments, variables."""
+    found = []
+    for path in (path for what in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{what}")):
+        with contextlib.suppress(OSError):
+            found += [path] if secret.encode() in path.read_bytes() else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (ProcessChannel, {"actors": {"processes": 2, "engines": 1}}),
+        (RayChannel, {"ray": RAY}),
+        (RayChannel, {"ray": {**RAY, "engine_cpus": 0.25}, "actors": {"engines": 1}}),
+    ],
+)
+async def test_no_process_shows_the_token_of_the_run(tmp_path: Path, kind: Any, changes: dict[str, Any]) -> None:
+    parts = assemble(probe_config(tmp_path, **changes))
+    channel = kind(parts, GroupRules(retries=3))
+    try:
+        await asyncio.wait_for(parts.publish(), PATIENCE)
+        await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
+        await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+        tokens = [channel.pool.gate.token]
+        tokens += [parts.engine._files.gate.token] if engines_in_ray(parts.config) else []
+        assert all(map(len, tokens))
+        assert {token: shows(token) for token in tokens} == {token: [] for token in tokens}
+    finally:
+        await asyncio.wait_for(channel.close(), PATIENCE)
+        await parts.close()
 
 
 class Mother(ProbeEnvironment):

@@ -79,7 +79,8 @@ class EngineProcess(InferenceEngine):
         life = await self._reach()
         if self._bare:
             raise EngineLost(f"{self.name} was started again and got no weights yet")
-        generation, counts = await self._told(life, life.peer.call("generate", request))
+        replied = life.peer.call("generate", request, returns=tuple[Generation, dict[str, float]])
+        generation, counts = await self._told(life, replied)
         for counter, value in counts.items():
             self._counters.add(counter, value)
         made: Generation = generation

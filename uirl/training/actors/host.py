@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from uirl.config import ConfigStore
 from uirl.environments.registry import create_environment
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine
 from uirl.inference.models.loading import load_model
 from uirl.inference.remote import GateEngine
-from uirl.peers.codec import portable
+from uirl.peers.codec import ToldError
 from uirl.peers.greeting import dial
 from uirl.peers.peer import Peer
 from uirl.peers.pictures import SharedImageStore, SharedPictures
@@ -27,7 +28,7 @@ from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order, Players
 from uirl.runtime.time_limits import TimedOut, within
 from uirl.storage.records import as_stored, pictures_of
-from uirl.training.actors.job import ActorJob, Played, Ready, made_in, probe_of
+from uirl.training.actors.job import ActorJob, Played, Ready, made_of, probe_of
 from uirl.training.assembly import sampling_of
 from uirl.verification.setup import verifier_of
 
@@ -42,13 +43,20 @@ CLOSE_SECONDS = 8.0
 class ActorHost:
     """Plays single attempts at episodes, with environments of its own and the learner's engine."""
 
-    def __init__(self, job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None = None) -> None:
-        """Make everything an episode needs; `pictures`: a folder that the learner reads as well. Raises what is wrong
-        with the config."""
-        config, settings = job.config, job.config.environment
+    def __init__(
+        self,
+        job: ActorJob,
+        engine: InferenceEngine,
+        pictures: SharedPictures | None = None,
+        made: bytes | None = None,
+    ) -> None:
+        """Make everything an episode needs; `pictures`: a folder that the learner reads as well, `made`: what was
+        handed over in code. Raises what is wrong with the config."""
+        config = ConfigStore.from_dict(job.config)
+        settings = config.environment
         self._places = job.places
         self._shared = None if pictures is None else SharedImageStore(pictures)
-        given, reward_fn = made_in(job)
+        given, reward_fn = made_of(made)
         environments = {
             split: create_environment(settings.name, settings.options_for(split), settings) if given is None else given
             for split in ("train", "eval")
@@ -86,7 +94,7 @@ class ActorHost:
             await self._verifier.close()
 
 
-async def serve(way: Way) -> int:
+async def serve(way: Way, made: bytes | None) -> int:
     """Work for the learner until it is gone or done; return the exit status: 1 where the actor could not start."""
     here = {"pid": os.getpid(), "host": socket.gethostname()}
     about = {"role": "actor", "actor": way.name, "incarnation": way.incarnation, **here}
@@ -100,9 +108,9 @@ async def serve(way: Way) -> int:
     handlers: dict[str, Callable[..., Awaitable[Any]]] = {"play": play}
     peer = Peer(*streams, handlers, pictures=shared, shared=shared is not None, name="the learner")
     try:
-        job: ActorJob = await peer.call("job", shared is not None)
+        job: ActorJob = await peer.call("job", returns=ActorJob)
         # on a thread: imports and tokenizers take seconds in which the learner wants to hear a heartbeat
-        host = await asyncio.to_thread(_build, job, GateEngine(peer), shared)
+        host = await asyncio.to_thread(_build, job, GateEngine(peer), shared, made)
         hosts.append(host)
         await peer.call("ready", host.ready())
     except Exception as error:
@@ -111,7 +119,7 @@ async def serve(way: Way) -> int:
         else:
             _LOG.exception("this actor cannot start")
             with suppress(Exception):
-                await peer.call("failed", portable(error, f"actor {way.name}"), timeout=CLOSE_SECONDS)
+                await peer.call("failed", ToldError.of(error, f"actor {way.name}"), timeout=CLOSE_SECONDS)
             peer.close()
         return 1
     reason = await peer.wait_closed()
@@ -123,11 +131,11 @@ async def serve(way: Way) -> int:
     return 0
 
 
-def _build(job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None) -> ActorHost:
+def _build(job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None, made: bytes | None) -> ActorHost:
     sys.path += [folder for folder in job.search_path if folder not in sys.path]
     if job.folder and os.path.isdir(job.folder):
         os.chdir(job.folder)
-    return ActorHost(job, engine, pictures)
+    return ActorHost(job, engine, pictures, made)
 
 
 def _shared_pictures(folder: str | None, identity: str | None) -> SharedPictures | None:
@@ -138,8 +146,8 @@ def _shared_pictures(folder: str | None, identity: str | None) -> SharedPictures
     return pictures if pictures.identity() == identity else None
 
 
-def run(way: Way) -> int:
-    """Be an actor; return the exit status. Episodes under way end with the learner."""
+def run(way: Way, made: bytes | None) -> int:
+    """Be an actor, with `made` handed over in code; return the exit status. Episodes under way end with the learner."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", force=True)
     threading.current_thread().name = way.name
-    return asyncio.run(serve(way))
+    return asyncio.run(serve(way, made))

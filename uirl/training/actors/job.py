@@ -13,7 +13,8 @@ from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.peers.objects import pack, unpack
 from uirl.rollout.reward import RewardFunction
-from uirl.types import Trajectory
+from uirl.runtime.limits import shown
+from uirl.types import JSON, Observation, Trajectory
 from uirl.verification.hybrid import HybridVerifier
 
 _PROBE = (Message("system", "Answer briefly."), Message("user", "Which template is yours, and which tools?"))
@@ -23,11 +24,10 @@ _PROBE = (Message("system", "Answer briefly."), Message("user", "Which template 
 class ActorJob:
     """Everything an actor needs besides the way to the learner."""
 
-    config: ConfigStore
+    config: JSON
+    """`ConfigStore.to_dict`."""
     places: dict[str, int]
     """Split -> episodes that this actor plays at the same time."""
-    made: bytes | None = field(default=None, repr=False)
-    """Environment and reward function, where they were handed over in code; None: there is neither."""
     search_path: tuple[str, ...] = ()
     """Where the learner finds modules, environments of one's own among them."""
     folder: str = ""
@@ -43,6 +43,11 @@ class Played:
     """Those that it names, where the learner cannot read the actor's store."""
     stuck: int = 0
     """Calls of environments that the actor gave up and that have not come back."""
+
+    def __post_init__(self) -> None:
+        observed = [*(turn.observation for turn in self.trajectory.turns), self.trajectory.final or Observation()]
+        if strangers := [one for seen in observed for one in seen.images if type(one) is not str]:
+            raise TypeError(f"a picture of an episode goes by its hash, got {shown(strangers[0])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ def job_for(
     *,
     environment: BaseEnvironment | None = None,
     reward_fn: RewardFunction | None = None,
-) -> ActorJob:
-    """Return the job of each of the actors of a run.
+) -> tuple[ActorJob, bytes | None]:
+    """Return the job of each of the actors of a run, and the objects that they are handed for it (`made_of`).
 
     `environment`: the one that was handed over in code; None: actors make the one that the config names. Each actor
     has copies of its own of both objects. Raises ConfigError where one cannot be copied.
@@ -74,19 +79,19 @@ def job_for(
     reward = None if described else reward_fn
     given = {"the environment": environment, "the reward function": reward}
     made = {name: value for name, value in given.items() if value is not None}
-    return ActorJob(
-        config=config,
+    job = ActorJob(
+        config=config.to_dict(),
         places=places,
-        made=pack(made) if made else None,
         search_path=tuple(os.path.abspath(folder) for folder in sys.path),
         folder=os.path.abspath(config.logging.at(".")),
     )
+    return job, pack(made) if made else None
 
 
-def made_in(job: ActorJob) -> tuple[BaseEnvironment | None, RewardFunction | None]:
-    """Return (environment, reward function) that were handed over in code. Raises ConfigError where they cannot be
-    made here."""
-    made = {} if job.made is None else unpack(job.made)
+def made_of(packed: bytes | None) -> tuple[BaseEnvironment | None, RewardFunction | None]:
+    """Return (environment, reward function) that were handed over in code; None: it was not. Raises ConfigError where
+    they cannot be made here."""
+    made = {} if packed is None else unpack(packed)
     return made.get("the environment"), made.get("the reward function")
 
 

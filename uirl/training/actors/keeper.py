@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from uirl.peers.way import Way
+from uirl.peers.way import read_errand
 
 PRELOADED = ("uirl.training.actors.host", "uirl.inference.embedded.engine")
 MESSAGE = 64 * 1024
@@ -39,8 +39,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def main(control: int, learner: int) -> NoReturn:
     """Be the server: fork a keeper for each message on the socket `control`, until its other end is closed.
 
-    Messages are JSON: from the learner a `Way` as a dict, with two file descriptors (the pipe of the keeper, the output
-    of the actor); to the learner {"started": pid, ...} and {"ended": pid, "status": n}.
+    Messages from the learner are three file descriptors (the pipe of the keeper, the output of the actor, its errand);
+    those to the learner are JSON: {"started": pid} and {"ended": pid, "status": n}.
     """
     channel = socket.socket(fileno=control)
     for module in PRELOADED:
@@ -60,7 +60,7 @@ def main(control: int, learner: int) -> NoReturn:
             for pid, status in _reap():
                 _tell(channel, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
         if control in ready:
-            data, files, _, _ = socket.recv_fds(channel, MESSAGE, 2)
+            data, files, _, _ = socket.recv_fds(channel, MESSAGE, 3)
             if not data:
                 os._exit(0)  # the learner is gone; each keeper hears of it by its own pipe
             pid = os.fork()
@@ -69,22 +69,23 @@ def main(control: int, learner: int) -> NoReturn:
                 os.close(woken)
                 os.close(wake)
                 channel.close()
-                _be_keeper(Way(**json.loads(data)), files[0], files[1], learner)
+                pipe, output, errand = files
+                _be_keeper(pipe, output, errand, learner)
             for file in files:
                 os.close(file)
-            _tell(channel, {"started": pid, "actor": json.loads(data)["name"]})
+            _tell(channel, {"started": pid})
 
 
-def keep_one(way: str, pipe: int, output: int, parent: int) -> NoReturn:
-    """Fork the keeper of one actor (`way`: a `Way` as JSON), wait for its end, and end as it did.
+def keep_one(pipe: int, output: int, errand: int, parent: int) -> NoReturn:
+    """Fork the keeper of one actor, wait for its end, and end as it did.
 
     For a `parent` that kills its children when it ends: it would get this process, and the keeper does its work.
     """
     pid = os.fork()
     if pid == 0:
-        _be_keeper(Way(**json.loads(way)), pipe, output, parent)
-    os.close(pipe)
-    os.close(output)
+        _be_keeper(pipe, output, errand, parent)
+    for file in (pipe, output, errand):
+        os.close(file)
     _, status = os.waitpid(pid, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -96,7 +97,7 @@ def _tell(channel: socket.socket, words: dict[str, object]) -> None:
         os._exit(0)
 
 
-def _be_keeper(way: Way, pipe: int, output: int, learner: int) -> NoReturn:
+def _be_keeper(pipe: int, output: int, errand: int, learner: int) -> NoReturn:
     """Fork the actor, wait for its end or a reason to end it, and leave nothing behind."""
     status = 70
     try:
@@ -113,7 +114,8 @@ def _be_keeper(way: Way, pipe: int, output: int, learner: int) -> NoReturn:
         actor = os.fork()
         if actor == 0:
             os.close(pipe)
-            _be_actor(way, keeper)
+            _be_actor(errand, keeper)
+        os.close(errand)
         status = _wait(actor, pipe, learner)
     except BaseException:
         traceback.print_exc()
@@ -122,7 +124,7 @@ def _be_keeper(way: Way, pipe: int, output: int, learner: int) -> NoReturn:
         os._exit(status & 0xFF)
 
 
-def _be_actor(way: Way, keeper: int) -> NoReturn:
+def _be_actor(errand: int, keeper: int) -> NoReturn:
     status = 1
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -133,7 +135,7 @@ def _be_actor(way: Way, keeper: int) -> NoReturn:
         _forget_random_states()
         from uirl.training.actors import host
 
-        status = host.run(way)
+        status = host.run(*read_errand(errand))
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()

@@ -18,10 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 
 from uirl.errors import ProcessLost
-from uirl.peers.way import Way
+from uirl.peers.way import Way, write_errand
 from uirl.runtime.limits import clip
 from uirl.training.actors import keeper
 
@@ -138,15 +137,15 @@ class ForkLauncher:
         self._output: Output | None = None
         self._closed = False
 
-    async def launch(self, way: Way) -> ForkedActor:
+    async def launch(self, way: Way, made: bytes | None = None) -> ForkedActor:
         async with self._one_at_a_time:
             await self._serve()
             assert self._channel is not None
             actor = ForkedActor(way.name, self._say)
-            ends = [actor.pipe_end, actor.output.end]
+            ends = [actor.pipe_end, actor.output.end, write_errand(way, made)]
             self._asked.append(actor)
             try:
-                socket.send_fds(self._channel, [json.dumps(asdict(way)).encode()], ends)
+                socket.send_fds(self._channel, [b"."], ends)
             except OSError as error:
                 self._asked.remove(actor)
                 actor.end("it was not started")

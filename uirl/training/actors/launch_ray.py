@@ -1,7 +1,7 @@
 """Actors as Ray actors: Ray finds a place for each, starts it again after a crash, and moves it when a machine is lost.
 
-Episodes, tokens and pictures go over the actors' own connection to the learner. Through Ray go a way to the learner and
-an exit status.
+Episodes, tokens and pictures go over the actors' own connection to the learner. Through Ray go a way to the learner,
+user objects, and an exit status.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class RayActor:
 
     pid = None
 
-    def __init__(self, handle: Any, way: Way, place: Place) -> None:
+    def __init__(self, handle: Any, way: Way, made: bytes | None, place: Place) -> None:
         self.place = place
         self.killed = False
         self._handle = handle
         self._words = ""
-        self._end = asyncio.ensure_future(self._work(way))
+        self._end = asyncio.ensure_future(self._work(way, made))
 
     @property
     def over(self) -> bool:
@@ -49,9 +49,9 @@ class RayActor:
     def last_words(self) -> str:
         return self._words
 
-    async def _work(self, way: Way) -> str:
+    async def _work(self, way: Way, made: bytes | None) -> str:
         try:
-            status, self._words = await self._handle.work.remote(way)
+            status, self._words = await self._handle.work.remote(way, made)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # Ray has a class for each way in which a process or a machine is lost
@@ -75,7 +75,7 @@ class RayLauncher:
         self._lives: dict[str, RayActor] = {}
         self._closed = False
 
-    async def launch(self, way: Way) -> RayActor:
+    async def launch(self, way: Way, made: bytes | None = None) -> RayActor:
         """Have the Ray actor of this name work. Raises ConfigError where no actor at all finds a place in
         `ray.start_seconds`. While others have a place, this one waits for its own."""
         ray = import_ray()
@@ -91,7 +91,7 @@ class RayLauncher:
             left=before.place if before is not None and before.killed else None,
             alone=lambda: all(life.over for life in self._lives.values()),
         )
-        life = self._lives[way.name] = RayActor(tenant.handle, way, place)
+        life = self._lives[way.name] = RayActor(tenant.handle, way, made, place)
         return life
 
     async def close(self) -> None:

@@ -35,8 +35,9 @@ class ActorProcess(Protocol):
 class Launcher(Protocol):
     """Starts actors."""
 
-    async def launch(self, way: Way) -> ActorProcess:
-        """Start one actor, which dials the gate by itself. Raises ProcessLost where it cannot be started."""
+    async def launch(self, way: Way, made: bytes | None = None) -> ActorProcess:
+        """Start one actor, which dials the gate by itself and is handed `made`, the user objects of its job (`pack`).
+        Raises ProcessLost where it cannot be started."""
         ...
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from uirl.errors import ActorFailure, ContractError, ProcessLost, RolloutFailure, UirlError
 from uirl.inference.base import InferenceEngine
 from uirl.inference.remote import EngineDoor
+from uirl.peers.codec import ToldError
 from uirl.peers.gate import Gate, Visitor
 from uirl.peers.greeting import NotAdmitted
 from uirl.peers.peer import Peer, PeerLost
@@ -76,8 +77,8 @@ class Seat:
 class ActorPool:
     """Keeps the actors `names` alive, and plays episodes on the least busy of them.
 
-    `launcher` starts their processes, which come in through the pool's gate; `probe`: a prompt as the learner's chat
-    template writes it, which theirs must write too. `on_change` hears of every change of a seat.
+    `launcher` starts their processes, which come in through the pool's gate and are handed `made`; `probe`: a prompt as
+    the learner's chat template writes it, which theirs must write too. `on_change` hears of every change of a seat.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class ActorPool:
         job: ActorJob,
         engine: InferenceEngine,
         *,
+        made: bytes | None = None,
         probe: tuple[int, ...] = (),
         host: str = "127.0.0.1",
-        port: int = 0,
         silence: float | None = None,
         pictures: SharedPictures | None = None,
         on_change: Callable[[Seat], None] | None = None,
@@ -97,11 +98,11 @@ class ActorPool:
         self.seats = [Seat(name) for name in names]
         self.deaths = 0
         """Of actors, those at their start included."""
-        self.gate = Gate(self._admit, host=host, port=port, pictures=pictures, silence=silence)
+        self.gate = Gate(self._admit, host=host, pictures=pictures, silence=silence)
         self.address = host
         """Where actors dial, if not where the gate listens."""
         self.on_change = on_change
-        self._launcher, self._job, self._engine, self._probe = launcher, job, engine, probe
+        self._launcher, self._job, self._made, self._engine, self._probe = launcher, job, made, engine, probe
         self._waiting: deque[asyncio.Future[Seat]] = deque()
         self._keepers: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
@@ -129,7 +130,7 @@ class ActorPool:
         peer, incarnation = seat.peer, seat.incarnation
         assert peer is not None
         try:
-            played: Played = await peer.call("play", spec, order)
+            played: Played = await peer.call("play", spec, order, returns=Played)
             if seat.incarnation == incarnation and played.stuck >= STUCK_CALLS:
                 seat.leaving = f"{played.stuck} calls of its environments were given up and have not come back"
         except PeerLost as error:
@@ -223,7 +224,7 @@ class ActorPool:
             raise NotAdmitted(f"start {incarnation} of {name} is not expected: it is {seat.state} ({seat.incarnation})")
         door = EngineDoor(self._engine)
 
-        async def job(shares_pictures: bool) -> ActorJob:
+        async def job() -> ActorJob:
             return self._job
 
         async def ready(words: Ready) -> None:
@@ -241,7 +242,8 @@ class ActorPool:
             seat.ready.set()
             self._hand_out()
 
-        async def failed(error: BaseException) -> None:
+        async def failed(told: ToldError) -> None:
+            error = told.made()
             # a wrong config stays wrong; what the world does may pass
             if isinstance(error, UirlError) and not isinstance(error, RolloutFailure):
                 self._break(error)
@@ -269,7 +271,7 @@ class ActorPool:
             words = ""
             try:
                 way = Way(self.address, self.gate.port, seat.name, seat.incarnation, self.gate.token)
-                process = await self._launcher.launch(way)
+                process = await self._launcher.launch(way, self._made)
                 try:
                     reason = await self._live(seat, process)
                 finally:

@@ -7,21 +7,19 @@ sessions of their own, which browsers are; a keeper finds them, also when the wo
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 
-from uirl.peers.way import Place, Way
+from uirl.peers.way import Place, Way, write_errand
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CODE = """
 import sys
 sys.path[:] = {path!r}
 from uirl.training.actors.keeper import keep_one
-keep_one({way!r}, {pipe}, {output}, {parent})
+keep_one({pipe}, {output}, {errand}, {parent})
 """
 
 
@@ -37,23 +35,20 @@ class RayWorker:
         """Return where this process is."""
         return Place.here()
 
-    def work(self, way: Way) -> tuple[int, str]:
+    def work(self, way: Way, made: bytes | None) -> tuple[int, str]:
         """Have an actor for the learner until that is gone or done; return its exit status and its last lines."""
         from uirl.training.actors.launch_processes import Output
 
         # what is printed here comes out where the learner runs, with the name of this process
         output = Output(way.name, lambda _, line: print(line, file=sys.stderr, flush=True))
         read, write = os.pipe()  # its end tells the keeper that this process is gone
-        code = _CODE.format(
-            path=sys.path, way=json.dumps(asdict(way)), pipe=read, output=output.end, parent=os.getpid()
-        )
+        ends = [read, output.end, write_errand(way, made)]
+        code = _CODE.format(path=sys.path, pipe=ends[0], output=ends[1], errand=ends[2], parent=os.getpid())
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[read, output.end], stdin=subprocess.DEVNULL
-            )
+            child = subprocess.Popen([sys.executable, "-c", code], pass_fds=ends, stdin=subprocess.DEVNULL)
         finally:
-            os.close(read)
-            os.close(output.end)
+            for end in ends:
+                os.close(end)
         try:
             status = child.wait()
         finally:

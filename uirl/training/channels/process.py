@@ -37,9 +37,8 @@ class PoolChannel(Channel):
         rules: GroupRules | None = None,
         *,
         host: str = "127.0.0.1",
-        port: int = 0,
     ) -> None:
-        """`count` actors share the places for episodes; they come in at `host`:`port`. Raises ConfigError for what
+        """`count` actors share the places for episodes; they come in at `host`. Raises ConfigError for what
         other processes cannot make."""
         super().__init__(rules or GroupRules(retries=parts.collector.retries))
         collectors = {"train": parts.collector, "eval": parts.eval_collector}
@@ -49,19 +48,20 @@ class PoolChannel(Channel):
         self._at_once = parts.collector.at_once
         self._slots = {split: asyncio.Semaphore(collector.at_once) for split, collector in collectors.items()}
         places = {split: math.ceil(collector.at_once / count) for split, collector in collectors.items()}
+        job, made = job_for(
+            parts.config,
+            places,
+            environment=parts.environment if parts.config.environment.is_object else None,
+            reward_fn=parts.collector.options.reward_fn,
+        )
         self.pool = ActorPool(
             launcher,
             [f"actor-{i}" for i in range(count)],
-            job_for(
-                parts.config,
-                places,
-                environment=parts.environment if parts.config.environment.is_object else None,
-                reward_fn=parts.collector.options.reward_fn,
-            ),
+            job,
             parts.engine,
+            made=made,
             probe=probe_of(parts.chat),
             host=host,
-            port=port,
             silence=parts.config.actors.silence,
             pictures=self._images.shared if isinstance(self._images, SharedImageStore) else None,
             on_change=lambda seat: self._note(),
