@@ -10,7 +10,7 @@ import pytest
 
 from uirl.training.actors import launch_processes
 from uirl.training.actors.keeper import descendants
-from uirl.training.actors.launch_processes import Output, _how
+from uirl.training.actors.launch_processes import Output
 
 
 def said_of(*pieces: bytes) -> list[tuple[str, str]]:
@@ -39,12 +39,6 @@ def test_a_flood_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_processes, "_LINES", 10)
     lines = [line for _, line in said_of(b"".join(b"%d\n" % i for i in range(1000)))]
     assert lines == [*map(str, range(10)), "(990 more lines)"]
-
-
-def test_the_end_of_a_process_in_words() -> None:
-    assert _how(0) == "it ended with status 0"
-    assert _how(137) == "it was killed by SIGKILL"
-    assert _how(200) == "it ended with status 200"
 
 
 def test_descendants_are_found_across_sessions() -> None:

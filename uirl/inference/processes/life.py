@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from uirl.errors import ContractError
 from uirl.inference.weight_files import KeptWeights, Snapshot
 from uirl.peers.peer import Peer
+from uirl.runtime.endings import how_it_ended
 
 _CODE = """
 import sys
@@ -107,13 +108,11 @@ class ChildProcess:
         process = self._process
         if process is None:
             return "it has ended"
+        how = "it did not end by itself and was killed"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, 1.0)  # it may be ending by itself
+            how = how_it_ended(await asyncio.to_thread(process.wait, 1.0))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        status = await asyncio.to_thread(process.wait)
+        await asyncio.to_thread(process.wait)
         self._process = None
-        with contextlib.suppress(ValueError):
-            if status < 0:
-                return f"it was killed by {signal.Signals(-status).name}"
-        return f"it ended with status {status}"
+        return how

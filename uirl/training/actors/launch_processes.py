@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Callable
 
 from uirl.errors import ProcessLost
 from uirl.peers.way import Way, write_errand
+from uirl.runtime.endings import how_it_ended
 from uirl.runtime.limits import clip
 from uirl.training.actors import keeper
 
@@ -217,7 +217,7 @@ class ForkLauncher:
                     actor.pid = words["started"]
                     self._actors[words["started"]] = actor
                 elif words["ended"] in self._actors:
-                    self._actors.pop(words["ended"]).end(_how(words["status"]))
+                    self._actors.pop(words["ended"]).end(how_it_ended(words["status"]))
             reason = "it ended"
         except OSError as error:
             reason = str(error)
@@ -239,10 +239,3 @@ class ForkLauncher:
         self._actors.clear()
         if self._server is not None:
             self._server.kill()
-
-
-def _how(status: int) -> str:
-    if status > 128:
-        with contextlib.suppress(ValueError):
-            return f"it was killed by {signal.Signals(status - 128).name}"
-    return f"it ended with status {status}"

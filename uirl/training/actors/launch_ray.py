@@ -15,6 +15,7 @@ from uirl.errors import ProcessLost
 from uirl.inference.ray.cluster import RayCluster, import_ray
 from uirl.inference.ray.tenant import Needs, Tenant, first_line
 from uirl.peers.way import Place, Way
+from uirl.runtime.endings import how_it_ended
 from uirl.training.actors.ray_worker import RayWorker
 
 
@@ -57,7 +58,7 @@ class RayActor:
         except Exception as error:  # Ray has a class for each way in which a process or a machine is lost
             self.killed = True
             return f"{self.place} is lost ({type(error).__name__}: {first_line(error)})"
-        return f"its process under {self.place} ended with status {status}"
+        return f"under {self.place} {how_it_ended(status)}"
 
 
 class RayLauncher:
