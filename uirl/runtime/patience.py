@@ -33,10 +33,11 @@ class Patience:
         with self._lock:
             if self._ended:
                 raise StorageError("nothing is read any more: this process ends")
-            self._reading[key] = connection, time.monotonic() + self.seconds
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="uirl-patience", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._look, name="uirl-patience", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._reading[key] = connection, time.monotonic() + self.seconds
         try:
             yield
         finally:

@@ -109,8 +109,8 @@ class Worker:
         Raises `TimedOut` after `timeout` seconds (None: no limit); the call then still occupies the thread.
         """
         call = _Call(function)
-        self._returned = call.returned
         self.post(call.run)
+        self._returned = call.returned
         done, _ = await asyncio.wait({call.outcome}, timeout=timeout)
         if not done:
             call.outcome.cancel()
@@ -123,8 +123,8 @@ class Worker:
     def post(self, job: _Job) -> None:
         """Queue a job that nobody waits for."""
         if not self._started:
-            self._started = True
             threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+            self._started = True  # not before: where no thread begins, the next call tries again
         self._jobs.put(job)
 
     @property

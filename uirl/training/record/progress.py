@@ -81,13 +81,14 @@ class _Watch:
 
     def begin(self, activity: Activity) -> None:
         with self._lock:
+            if self._thread is None:
+                self._idle = threading.Event()
+                thread = threading.Thread(target=self._run, args=(self._idle,), name="uirl-progress", daemon=True)
+                thread.start()
+                self._thread = thread
             if not self.activities and activity.started - self.last_end > PAUSE:
                 self.busy_since = activity.started
             self.activities.append(activity)
-            if self._thread is None:
-                self._idle = threading.Event()
-                self._thread = threading.Thread(target=self._run, args=(self._idle,), name="uirl-progress", daemon=True)
-                self._thread.start()
 
     def end(self, activity: Activity) -> None:
         """Stop saying that; the thread is gone with the last activity."""
