@@ -56,6 +56,13 @@ def test_tables_are_aligned_and_markup_is_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "run [bold]x[/bold]\n  a            1\n  longer name  [red]2[/red]\n\n"
 
 
+def test_a_table_of_10_000_tasks_leaves_room_for_what_was_said_before(capsys: pytest.CaptureFixture[str]) -> None:
+    report_table("per task", {f"t-{i}": i for i in range(10_000)})
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "per task (the first 100 of 10000; --json has all)"
+    assert [row.split() for row in rows] == [[f"t-{i}", f"{i}"] for i in range(100)]
+
+
 def test_any_name_in_a_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     report_table("per task", {"a\nbelieved alone  True": 1, "\x1b[31mred": 2, "x" * 100_000: 3, "y": 4})
     assert capsys.readouterr().out.splitlines() == [

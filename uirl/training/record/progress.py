@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +242,16 @@ def _rate(name: str, value: float, row: Mapping[str, Any], counts: str) -> str:
     return f"{name} {value:.3f}{told}"
 
 
+ROWS = 100
+"""Rows of a table: a run may have 10 000 tasks, and what was said before them is to stay on the screen."""
+
+
 def report_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Print two columns: what, how much. A name (of a task, say) is one line of at most 80 characters."""
+    """Print two columns: what, how much. A name (of a task, say) is one line of at most 80 characters. Of more than
+    `ROWS` rows the first are printed, and how many are not."""
+    rows, left_out = dict(islice(rows.items(), ROWS)), len(rows) - ROWS
+    if left_out > 0:
+        title += f" (the first {ROWS} of {ROWS + left_out}; --json has all)"
     lines = [(clip(visible(name).replace("\n", "\\n"), 80), value) for name, value in rows.items()]
     width = max((len(name) for name, _ in lines), default=0)
     say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)]))
