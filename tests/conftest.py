@@ -25,6 +25,9 @@ settings.load_profile("steady")
 # a shell starts what it puts into the background with Ctrl-C ignored, and what tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# and so it is with the end of a terminal under nohup
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONGEST = (
     *("test_learning.py", "test_tool_learning.py", "test_loop.py", "test_every_run_option.py"),
