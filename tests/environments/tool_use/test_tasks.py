@@ -62,7 +62,7 @@ def test_an_episode_with_the_calculator() -> None:
 
 def test_an_episode_of_looking_up() -> None:
     env = LookupEnvironment()
-    question = env.reset(seed=1)
+    question = env.reset(seed=1).text
     problem = env._problem
     one, two = problem.names
     assert question == f"{one}{problem.operators[0]}{two}"
