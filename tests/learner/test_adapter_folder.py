@@ -75,19 +75,71 @@ def test_adapters_of_another_policy_are_refused(trained, overrides, told):
         begin(trained[1], *overrides)
 
 
+def changed(folder, **settings):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+OTHER = {
+    "megatron_config": {"a": 1},
+    "bias": "all",
+    "peft_type": "IA3",
+    "arrow_config": {"a": 1},
+    "ensure_weight_tying": True,
+}
+BESIDE = {
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+}
+"""Which layers have adapters, which their weights say, and sizes, which have tests of their own."""
+SILENT = {
+    "task_type": "SEQ_CLS", "auto_mapping": {"a": 1}, "peft_version": "0.1", "base_model_name_or_path": "/elsewhere",
+    "revision": "main", "inference_mode": False, "lora_dropout": 0.5, "megatron_core": None, "qalora_group_size": 4,
+    "runtime_config": {"a": 1},
+}  # fmt: skip
+"""Settings that change nothing of what the weights compute."""
+
+
+def test_of_all_settings_of_peft_those_that_compute_something_else_are_refused(trained):
+    """Those of future versions too: what is not known to change nothing is refused."""
+    from dataclasses import fields
+
+    from peft import LoraConfig
+
+    learner, folder = trained
+    plain = (folder / "adapter_config.json").read_text()
+    usual = LoraConfig().to_dict() | {"of_the_future": None}
+    names = {field.name for field in fields(LoraConfig)} - BESIDE | {"of_the_future"}
+    assert names > set(SILENT)
+    for name in sorted(names - set(SILENT) - {"init_lora_weights"}):
+        other = OTHER.get(name, not usual[name] if isinstance(usual[name], bool) else {"a": 1})
+        changed(folder, **{name: other})
+        with pytest.raises(ConfigError, match=rf"has {name}=.*, expected .*, a plain LoRA; merge it"):
+            begin(folder)
+        (folder / "adapter_config.json").write_text(plain)
+    changed(folder, **SILENT, of_the_future=False)
+    ours, theirs = adapters_of(begin(folder)), adapters_of(learner.policy)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"use_dora": True}, r"use_dora=True, expected False, a plain LoRA; merge it"),
-        ({"peft_type": "IA3"}, r"peft_type='IA3', expected 'LORA'"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\]"),
-    ],
+    "way", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "mica", "of_the_future"]
 )
-def test_adapters_of_another_kind_are_refused(trained, change, told):
-    path = trained[1] / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ConfigError, match=told):
+def test_adapters_that_begin_by_changing_their_base_model_are_refused(trained, way):
+    changed(trained[1], init_lora_weights=way)
+    with pytest.raises(ConfigError, match=rf"has init_lora_weights='{way}', expected True"):
         begin(trained[1])
+
+
+@pytest.mark.parametrize("way", [True, False, "gaussian", "orthogonal", "eva"])
+def test_other_beginnings_of_adapters_are_taken(trained, way):
+    changed(trained[1], init_lora_weights=way)
+    begin(trained[1])
 
 
 def test_what_is_no_adapter_is_refused(trained, tmp_path):

@@ -16,20 +16,15 @@ from uirl.learner import lora
 from uirl.runtime.folders import read_tensors
 
 _SETTINGS = "adapter_config.json"
-_PLAIN: dict[str, Any] = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": False,
-    "use_rslora": False,
-    "fan_in_fan_out": False,
-    "lora_bias": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "modules_to_save": None,
-    "trainable_token_indices": None,
-    "layer_replication": None,
-}
-"""What peft's settings must say: an adapter of another kind computes something else from the same weights."""
+_ELSEWHERE = frozenset({
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "runtime_config", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "init_lora_weights", "megatron_core", "qalora_group_size",
+})  # fmt: skip
+"""Settings of peft that say nothing of what the weights compute, that are compared by themselves, or that say which
+layers have weights, which those in the folder say too. All others must be as peft has them by itself."""
+_BEGUN_BESIDE = (True, False, "gaussian", "orthogonal", "eva")
+"""Ways to begin with adapters that leave the base model as it is."""
 
 
 @torch.no_grad()
@@ -45,7 +40,7 @@ def load_adapter(folder: str | Path, model: nn.Module, config: LoraConfig, *, ba
     _require_plain(source, settings)
     _require_base(source, settings.get("base_model_name_or_path"), base)
     for key, expected in (("r", config.r), ("lora_alpha", config.lora_alpha)):
-        got = settings.get(key)
+        got = settings[key]
         if got != expected:
             raise ConfigError(
                 f"model.adapter_path: {source} has {key}={got}, expected the {expected} of model.lora.{key}; set "
@@ -67,6 +62,7 @@ def load_adapter(folder: str | Path, model: nn.Module, config: LoraConfig, *, ba
 
 
 def _settings(source: Path) -> Mapping[str, Any]:
+    """Return the settings of an adapter, with peft's own where it names none."""
     try:
         settings = json.loads((source / _SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -78,7 +74,13 @@ def _settings(source: Path) -> Mapping[str, Any]:
         raise ConfigError(
             f"model.adapter_path: {source / _SETTINGS} is no JSON object; save the adapter with peft again"
         )
-    return settings
+    return _usual() | settings
+
+
+def _usual() -> dict[str, Any]:
+    from peft import LoraConfig as PeftConfig
+
+    return {**PeftConfig().to_dict(), "peft_type": "LORA"}
 
 
 def _tensors(source: Path) -> dict[str, Tensor]:
@@ -95,9 +97,15 @@ def _tensors(source: Path) -> dict[str, Tensor]:
 
 
 def _require_plain(source: Path, settings: Mapping[str, Any]) -> None:
-    for key, expected in _PLAIN.items():
-        got = settings.get(key, expected)
-        if got != expected and (got or expected):
+    """Raise ConfigError for an adapter that computes something else from its weights than a plain LoRA, or from another
+    base model than the one it names; settings that this peft does not know count where they say something."""
+    usual = _usual()
+    for key, got in settings.items():
+        expected = usual.get(key)
+        fits = key in _ELSEWHERE or got == expected or not (got or expected)
+        if key == "init_lora_weights" and got not in _BEGUN_BESIDE:
+            fits, expected = False, usual[key]
+        if not fits:
             raise ConfigError(
                 f"model.adapter_path: {source} has {key}={got!r}, expected {expected!r}, a plain LoRA; merge it into "
                 "its base model with peft (merge_and_unload) and train that (model.local_path)"
