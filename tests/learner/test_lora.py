@@ -33,6 +33,7 @@ def stir(policy: Policy) -> None:
 
 ATTENTION = {TEXT + f"self_attn.{name}_proj" for name in "qkvo"}
 MLP = {TEXT + f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+CONNECTOR = {f"model.visual.merger.mlp.{number}" for number in (0, 2)}
 SEEING = {VISION + name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
 
 
@@ -42,7 +43,7 @@ SEEING = {VISION + name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc
         (["model.lora.target=attention"], ATTENTION),
         (["model.lora.target=mlp"], MLP),
         (["model.lora.target=all"], ATTENTION | MLP),
-        (["model.lora.target=all", "model.lora.vision=true"], ATTENTION | MLP | SEEING),
+        (["model.lora.target=all", "model.lora.vision=true"], ATTENTION | MLP | SEEING | CONNECTOR),
         (["model.lora.target=attention", "model.lora.vision=true"], ATTENTION | {n for n in SEEING if "attn" in n}),
         (["model.lora.target=[q_proj, v_proj]"], {n for n in ATTENTION if n.endswith(("q_proj", "v_proj"))}),
         (["model.lora.target=[qkv]", "model.lora.vision=true"], {VISION + "attn.qkv"}),
@@ -59,7 +60,7 @@ def test_the_names_of_other_architectures_are_known(architecture):
     config = lora_config(f"model.tiny.architecture={architecture}", "model.lora.vision=true")
     names = {name.rsplit(".", 1)[-1] for name in adapted(Policy.from_config(config)) if "visual.blocks" in name}
     mlp = {"gate_proj", "up_proj", "down_proj"} if architecture == "qwen2_5_vl" else {"linear_fc1", "linear_fc2"}
-    assert names == {"qkv", "proj"} | mlp
+    assert names == {"qkv", "proj"} | mlp  # the connector lies beside the blocks
 
 
 def test_a_name_that_fits_nothing_is_refused(policy):
@@ -198,8 +199,8 @@ def test_an_exported_adapter_opens_with_the_auto_classes_of_hf(tmp_path):
 @pytest.mark.parametrize("family", ["llava", "idefics2", "qwen2_vl"])
 def test_the_vision_tower_of_every_kind_is_left_alone(family, tmp_path):
     model = saved(family, tmp_path).model
-    everywhere = target_modules(model, LoraConfig(target="all", vision=True))
-    chosen = target_modules(model, LoraConfig(target="all"))
+    everywhere = target_modules(model, LoraConfig(target="all", vision=True)).layers
+    chosen = target_modules(model, LoraConfig(target="all")).layers
     tower = [name for name in everywhere if any(part in name for part in ("vision", "visual", "connector"))]
     assert tower
     assert set(chosen) == set(everywhere) - set(tower)

@@ -237,7 +237,7 @@ def _without_adapters(policy: Policy) -> dict[str, Tensor]:
     scales = tuple(f"{name}." for name in codes)
     whole = {name: t for name, t in whole.items() if name not in codes and not name.startswith(scales)}
     whole |= {name: plain_weight(p) for name, p in policy.model.named_parameters() if name in codes}
-    return {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
+    return {lora.without_adapters(name): t for name, t in whole.items() if ".lora_" not in name}
 
 
 def _write_policy(work: Path, policy: Policy) -> None:

@@ -5,7 +5,10 @@ module, with the same class and the same forward.
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +17,43 @@ from torch import Tensor, nn
 
 from uirl.config.sections.model import LoraConfig
 from uirl.errors import ConfigError, ContractError
-from uirl.inference.models.quantized import plain_weight
+from uirl.inference.models.quantized import is_quantized, plain_weight
 from uirl.runtime.folders import write_tensors
 
-ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "qkv_proj", "proj"})
-MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"})
+ATTENTION = ("attn", "attention")
+"""Words in the path of a layer that belongs to attention; all others are those of `target: mlp`."""
+LEAST_SHARE = 0.5
+"""Of the weights of a model's layers, what `target: all` has to reach."""
 VISION_ROOTS = frozenset({"visual", "vision_tower", "vision_model"})
 """What HF calls the vision tower of a model."""
 
 ADAPTER_FILE = "adapter_model.safetensors"
 """What peft calls the file with an adapter's weights."""
 _ADAPTER = "default"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Paths of what gets an adapter."""
+
+    layers: list[str]
+    """Linear layers."""
+    parameters: list[str]
+    """Weights [experts, n, m] of all experts of a layer in one."""
+
+    @property
+    def weights(self) -> set[str]:
+        """The names of the weights that are adapted."""
+        return {*(f"{path}.weight" for path in self.layers), *self.parameters}
 
 
 def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     """Put adapters into `model` and freeze everything else. They start as no change at all (B = 0).
 
     `config.target`: 'attention', 'mlp', 'all', or names of linear layers (the last part of their path). The vision
-    tower is left alone unless `config.vision`. Raises ConfigError where no layer fits.
+    tower is left alone unless `config.vision`. Raises ConfigError where no layer fits, and where 'all' reaches less
+    than `LEAST_SHARE` of the weights.
     """
     try:
         from peft import LoraConfig as PeftConfig
@@ -39,45 +61,112 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     except ImportError as error:
         raise ConfigError("model.use_lora needs the package peft: pip install peft") from error
     chosen = target_modules(model, config)
+    share = adapted_share(model, chosen, config)
+    if config.target == "all" and share < LEAST_SHARE:
+        raise ConfigError(
+            f"model.lora.target=all reaches {share:.0%} of the weights of this model's layers, expected at least "
+            f"{LEAST_SHARE:.0%}: the others are in layers that peft knows no adapters for. Name the layers that are "
+            "enough for you (model.lora.target=attention, or a list), or train all weights (model.use_lora=false)"
+        )
     settings = PeftConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=config.lora_dropout,
-        target_modules=chosen,
+        target_modules=chosen.layers,
+        target_parameters=chosen.parameters or None,
     )
+    _keep_layers(settings, model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+        try:
+            inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+        except ValueError as error:
+            raise ConfigError(
+                f"model.lora.target={config.target!r}, lora_dropout={config.lora_dropout}: peft takes no such adapters "
+                f"for this model: {error}; set model.lora.lora_dropout=0, or name other layers"
+            ) from error
     got = {name for name, _ in _adapted(model)}
-    if got != set(chosen):
-        raise ContractError(f"peft adapted other layers than asked for: {sorted(got ^ set(chosen))[:4]}")
+    if got != chosen.weights:
+        raise ContractError(f"peft adapted other layers than asked for: {sorted(got ^ chosen.weights)[:4]}")
+    _LOG.info("adapters change %.0f %% of the weights of the layers in their reach", 100 * share)
 
 
-def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Return paths of the linear layers that get an adapter."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    decoder = model.get_decoder()  # type: ignore[operator]
-    inside = next(f"{name}." for name, m in model.named_modules() if m is decoder)
-    reach = [name for name in linear if config.vision or name.startswith(inside)]
-    leaves = {name: name.rsplit(".", 1)[-1] for name in reach}
-    if isinstance(config.target, str):
-        wanted = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION | MLP}[config.target]
-    else:
-        wanted = frozenset(config.target)
-        missing = sorted(wanted - set(leaves.values()))
+def _keep_layers(settings: Any, model: nn.Module) -> None:
+    """Let peft find all layers that `settings` name. Where experts lie in one, it takes the paths of other layers that
+    end alike (`down_proj` of shared experts, of dense layers) for experts; the names of their weights it takes as they
+    are."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    read = copy.deepcopy(settings)
+    convert_peft_config_for_transformers(read, model, None)
+    if mistaken := sorted(set(settings.target_modules) - set(read.target_modules)):
+        settings.target_modules = sorted(set(settings.target_modules) - set(mistaken))
+        settings.target_parameters = [*(settings.target_parameters or ()), *(f"{path}.weight" for path in mistaken)]
+
+
+def target_modules(model: nn.Module, config: LoraConfig) -> Targets:
+    """Return what gets an adapter."""
+    names = [name for name in _adaptable(model) if config.vision or name.startswith(_inside(model))]
+    leaves = {name: name.removesuffix(".weight").rsplit(".", 1)[-1] for name in names}
+    if isinstance(config.target, list):
+        missing = sorted(set(config.target) - set(leaves.values()))
         if missing:
             raise ConfigError(
                 f"model.lora.target names no linear layer {', '.join(missing)}; this model has "
                 f"{', '.join(sorted(set(leaves.values())))}" + ("" if config.vision else " outside its vision tower")
             )
-    chosen = [name for name in reach if leaves[name] in wanted]
+        chosen = [name for name in names if leaves[name] in config.target]
+    else:
+        chosen = [name for name in names if config.target in ("all", _kind(name))]
     if not chosen:
         raise ConfigError(
             f"model.lora.target={config.target!r} fits no linear layer; this model has "
             f"{', '.join(sorted(set(leaves.values())))}. Give the names as a list."
         )
-    return chosen
+    layers = [name.removesuffix(".weight") for name in chosen if name.endswith(".weight")]
+    return Targets(layers, [name for name in chosen if not name.endswith(".weight")])
+
+
+def adapted_share(model: nn.Module, targets: Targets, config: LoraConfig) -> float:
+    """Return which share of the weights of the layers in reach (matrices, without embeddings) `targets` are."""
+    embeddings = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in model.named_parameters()
+        if (parameter.ndim >= 2 or is_quantized(parameter))
+        and name not in embeddings
+        and (head is None or parameter is not head.weight)
+        and (config.vision or name.startswith(_inside(model)))
+    }
+    return sum(sizes[name] for name in targets.weights) / sum(sizes.values())
+
+
+def _adaptable(model: nn.Module) -> list[str]:
+    """Return the names of weights that peft can adapt: those of what its 'all-linear' means, and those [experts, n, m]
+    of experts in one."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = (nn.Linear, Conv1D)
+    found = [f"{name}.weight" for name, m in model.named_modules() if isinstance(m, linear) and m is not head]
+    convolutions = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    return found + [n for n, p in model.named_parameters() if p.ndim == 3 and n not in convolutions]
+
+
+def _inside(model: nn.Module) -> str:
+    """Return how the paths of the language model begin."""
+    decoder = model.get_decoder()  # type: ignore[operator]
+    return next(f"{name}." for name, module in model.named_modules() if module is decoder)
+
+
+def _kind(name: str) -> str:
+    """Return 'attention' or 'mlp' for a weight, and 'other' for one of a layer without a name of its own, as connectors
+    have them."""
+    path = name.removesuffix(".weight").split(".")
+    if any(word in part for part in path for word in ATTENTION):
+        return "attention"
+    return "other" if path[-1].isdigit() else "mlp"
 
 
 @contextlib.contextmanager
@@ -107,7 +196,15 @@ def peft_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
-    """Return the `adapter_config.json` of peft that goes with `peft_weights`."""
+    """Return the `adapter_config.json` of peft that goes with `peft_weights`. Raises ConfigError for adapters of
+    experts in one, which engines know in formats of their own."""
+    targets = _targets(model)
+    if targets.parameters:
+        raise ConfigError(
+            f"model.lora.target={config.target!r} adapts experts whose weights lie in one ({targets.parameters[0]}), "
+            "and engines of their own take no such adapters; set model.lora.target=attention, or "
+            "inference.backend=transformers"
+        )
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -115,7 +212,7 @@ def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
         "lora_alpha": config.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({path.rsplit(".", 1)[-1] for path, _ in _adapted(model)}),
+        "target_modules": sorted({path.rsplit(".", 1)[-1] for path in targets.layers}),
         "base_model_name_or_path": "",
     }
 
@@ -125,12 +222,14 @@ def save_adapter(folder: Path, model: nn.Module, config: LoraConfig, *, base: st
     `base`, the model the adapters belong to, is a HF id or a folder."""
     from peft import LoraConfig as PeftConfig
 
+    by_name = {name for name, layer in _adapted(model) if hasattr(layer, "parameter_name")}
     description = PeftConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=config.lora_dropout,
         # whole paths: the last part alone would fit layers of a vision tower that has no adapter
-        target_modules=[path for path, _ in _adapted(model)],
+        target_modules=[name.removesuffix(".weight") for name, _ in _adapted(model) if name not in by_name],
+        target_parameters=sorted(by_name) or None,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         inference_mode=True,
@@ -156,21 +255,29 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        path, _, leaf = name.rpartition(".base_layer.")
-        if not path:
-            yield name, plain_weight(parameter)
-        elif leaf == "weight":
-            delta, weight = changed[path].get_delta_weight(_ADAPTER), plain_weight(parameter)
-            yield f"{path}.weight", (weight.float() + delta.float()).to(weight.dtype)
-        else:
-            yield f"{path}.{leaf}", parameter
+        plain, weight = without_adapters(name), plain_weight(parameter)
+        if (layer := changed.get(plain)) is not None:
+            weight = (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+        yield plain, weight
+
+
+def without_adapters(name: str) -> str:
+    """Return the name that a parameter has in the model without adapters."""
+    return name.replace(".base_layer", "")
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (path, layer) of the layers with an adapter."""
+    """Yield (name of the weight in the model without adapters, layer with its adapter)."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
-            yield name, module
+            yield f"{without_adapters(name)}.{getattr(module, 'parameter_name', 'weight')}", module
+
+
+def _targets(model: nn.Module) -> Targets:
+    """Return what has an adapter."""
+    names = [name for name, _ in _adapted(model)]
+    layers = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    return Targets(layers, [name for name in names if not name.endswith(".weight")])
 
 
 def freeze_vision(model: nn.Module, name: str) -> None:

@@ -58,7 +58,9 @@ class LoraConfig(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of adapter inputs dropped in training. Above 0, the learner's log-probs differ from the engine's."""
     target: Literal["attention", "mlp", "all"] | list[Words] = "all"
-    """Which linear layers get an adapter: a kind, or module names as HuggingFace spells them."""
+    """Which linear layers get an adapter: a kind, or module names as HuggingFace spells them. 'all': peft's
+    'all-linear' and experts whose weights lie in one, at least half of the weights of the layers. Engines of their own
+    (vllm, sglang) take no adapters of such experts."""
     vision: bool = False
     """Adapters outside the language layers too (vision tower, connector); false: these stay as they were loaded."""
 
@@ -73,7 +75,7 @@ class ModelConfig(Section):
     'uirl/tiny-vlm-grounded': the same kind of model with weights that come along, which sees and clicks what an
     instruction names. Anything else: a HuggingFace id or a folder."""
     local_path: PathText | None = None
-    """Folder to load instead of `model_name`; None: load `model_name`."""
+    """Folder to load instead of `model_name`, or a file in GGUF (with the package gguf); None: load `model_name`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4. None: on a GPU that of
     the checkpoint, bfloat16 for one in float16, in which nothing can be learned; float32 for a built-in model and on

@@ -156,7 +156,7 @@ def test_adapters_are_in_the_layers_where_the_local_trainer_has_them(model: str,
     keys = made(model, SPLITS["fsdp2"], *own).actor_rollout_ref.model
     store = ConfigStore().override(["model.model_name=uirl/tiny-vlm", *own])
     policy = load_model(store.model).model
-    expected = set(target_modules(policy, store.model.lora))
+    expected = set(target_modules(policy, store.model.lora).layers)
     chosen = OmegaConf.to_container(keys)["target_modules"]
     settings = LoraConfig(r=4, target_modules=chosen, exclude_modules=keys.exclude_modules, task_type="CAUSAL_LM")
     adapted = get_peft_model(policy, settings).base_model.targeted_module_names

@@ -9,7 +9,7 @@ from uirl.config import ConfigStore
 from uirl.config.rates import rate_of
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.config.keys import ACTOR, HF
-from uirl.learner.lora import ATTENTION, MLP, VISION_ROOTS
+from uirl.learner.lora import VISION_ROOTS
 
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 """Training engines of verl's for which there is a schema here (`actor_rollout_ref.actor.strategy`)."""
@@ -18,7 +18,11 @@ _HF_LAYERS: dict[str, Any] = {
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mlp": ["gate_proj", "up_proj", "down_proj"],
 }
-_HF_LAYERS_WITH_VISION = {"all": "all-linear", "attention": sorted(ATTENTION), "mlp": sorted(MLP)}
+_HF_LAYERS_WITH_VISION = {
+    "all": "all-linear",
+    "attention": sorted([*_HF_LAYERS["attention"], "out_proj", "qkv", "qkv_proj", "proj"]),
+    "mlp": sorted([*_HF_LAYERS["mlp"], "gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"]),
+}
 _VISION = rf"(.*\.)?({'|'.join(sorted(VISION_ROOTS))})\..*"
 _MEGATRON_LAYERS = {
     "all": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
