@@ -153,7 +153,9 @@ def _warm_starts(config: ConfigStore, environment: BaseEnvironment) -> bool:
 
 def _policy_of(config: ConfigStore) -> Policy:
     with doing(f"loading {config.model.local_path or config.model.model_name}"):
-        return Policy.from_config(config)
+        policy = Policy.from_config(config)
+        policy.loaded.require_saved()
+        return policy
 
 
 def _images_of(config: ConfigStore) -> ImageStore:

@@ -93,6 +93,7 @@ class ChatRenderer:
         self._rendered: BoundedCache[str] = BoundedCache(_RENDERED_BYTES)
         """Texts that the template made, by the messages it made them of: environments say the same again and again."""
         self.end_text, self.incremental = self._prove_incremental()
+        self._encode(self._whole_text(_PROBES[0]))
 
     def notes(self) -> list[str]:
         """Return what the chat template does not take as it is said, in words."""
@@ -210,14 +211,14 @@ class ChatRenderer:
     def _expand(self, text: str, images: Sequence[Screenshot]) -> list[int]:
         """Return the ids of a rendered text, in the place of each picture's word what the processor makes of it."""
         if self._loaded.vision is None and not images:
-            return self.controls.encode(text)
+            return self._encode(text)
         vision = self._loaded.vision_for(images)
         try:
             encoded = vision.describe(images)
         except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
             raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
-        ids = self.controls.encode(vision.expand(text, images))
         word = vision.front.word_id
+        ids = self._encode(vision.expand(text, images), word)
         at = [i for i, token in enumerate(ids) if token == word]
         if len(at) != len(images):
             raise ContractError(
@@ -230,6 +231,21 @@ class ChatRenderer:
             out += ids[before:i] + image.expansion.ids.tolist()
             before = i + 1
         return out + ids[before:]
+
+    def _encode(self, text: str, picture: int | None = None) -> list[int]:
+        """Return the ids of a text, in which `picture` stands for one. Raises ContractError for a token that the model
+        does not have."""
+        ids = self.controls.encode(text)
+        rows = self._loaded.vocabulary
+        absent = sorted({token for token in ids if token >= rows and token != picture})
+        if absent:
+            words = [self._tokenizer.convert_ids_to_tokens(token) for token in absent[:4]]
+            raise ContractError(
+                f"the prompt holds tokens without a row in the embedding of {self._loaded.name}: got {words} "
+                f"({absent[0]} ...), expected ids below {rows}. Take a chat template without them, or make the model "
+                "larger (model.resize_token_embeddings(len(tokenizer))) and save both"
+            )
+        return ids
 
     def _suffix(self, messages: Sequence[Message]) -> str:
         """Return the text that `messages` add right behind the text of a reply."""

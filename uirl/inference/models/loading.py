@@ -4,6 +4,7 @@ engine and learner share, so that their log-probs agree by construction."""
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
-from uirl.inference.models.banned import banned_ids
+from uirl.inference.models.banned import banned_ids, require_rows
+from uirl.inference.models.checkpoint_files import gguf_of, token_ids_alone
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
@@ -56,7 +58,7 @@ class LoadedModel:
     shares_prompts: bool | None = None
     """Whether it reads packed rows; None: nobody has tried (`prompts_can_be_shared`)."""
     _vocabulary: int = field(default=0, init=False)
-    """Rows of the input embedding; 0: not looked up yet, which takes longer than to look at a reply."""
+    """0: not looked up yet, which takes longer than to look at a reply."""
 
     @property
     def config(self) -> Any:
@@ -71,6 +73,13 @@ class LoadedModel:
     def max_positions(self) -> int:
         """Tokens of prompt and reply together that the model has positions for; 4096 where its config does not say."""
         return int(getattr(self.text_config, "max_position_embeddings", None) or 4096)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the input embedding: the tokens that the model has."""
+        if not self._vocabulary:
+            self._vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        return self._vocabulary
 
     @property
     def device(self) -> torch.device:
@@ -121,11 +130,9 @@ class LoadedModel:
         """Raise EngineFailure for a reply that cannot stand in a sequence: one with a token that the model does not
         have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
         `banned_ids` does not sample it."""
-        if not self._vocabulary:
-            self._vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
             raise EngineFailure(
-                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {self._vocabulary}; does "
+                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {self.vocabulary}; does "
                 "it serve the same model?"
             )
         if self.vision is not None and self.vision.image_token_id in ids:
@@ -137,6 +144,18 @@ class LoadedModel:
     def save(self, folder: Path) -> None:
         """Write a folder that `load_model` and plain HF `from_pretrained` read."""
         self.save_parts(folder, None)
+
+    def require_saved(self) -> None:
+        """Raise CheckpointError where something of it cannot be written: before anything was learned, and not with the
+        first checkpoint."""
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_parts(Path(folder), {})
+        except Exception as error:  # what HF raises for what a checkpoint brought along is anything
+            raise CheckpointError(
+                f"{self.name} was loaded and cannot be written again: {type(error).__name__}: {error}. Expected a "
+                "config, a tokenizer and a processor that save_pretrained takes; mend that file of the checkpoint"
+            ) from error
 
     def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """Write a folder like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
@@ -226,6 +245,7 @@ def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) 
     ends.discard(None)
     if not ends:
         raise ContractError(f"{name}: the tokenizer has no end token; set tokenizer.eos_token")
+    require_rows(model, tokenizer, ends, name)
     banned = banned_ids(model, tokenizer, ends, [vision.front.word_id] if vision else [])
     return LoadedModel(model, tokenizer, vision, banned, tuple(sorted(ends)), name)
 
@@ -327,7 +347,13 @@ def check_head(loaded: LoadedModel) -> None:
 
 
 def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | None]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoTokenizer,
+        GenerationConfig,
+    )
 
     path = config.local_path or str(shipped_folder(config.model_name) or config.model_name)
     if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
@@ -335,16 +361,19 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"
         )
     kwargs = {"trust_remote_code": config.trust_remote_code}
+    path, gguf = gguf_of(path)
+    of_file: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
+    own: dict[str, Any] = {**of_file, "generation_config": GenerationConfig()}  # a checkpoint's may be none HF takes
     options: dict[str, Any] = {"dtype": DTYPES[dtype_of(config)], **kwargs}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     try:
-        hf_config = AutoConfig.from_pretrained(path, **kwargs)
+        hf_config = AutoConfig.from_pretrained(path, **kwargs, **of_file)
         pictures = hasattr(hf_config, "vision_config")
         if pictures:
             # before anything else is read
             check_family(hf_config)
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs, **of_file)
         if pictures or not tokenizer.chat_template:
             tokenizer.chat_template = template_of_processor(path) or tokenizer.chat_template
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
@@ -353,7 +382,8 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             hollow = _hollow(front, hf_config)
             if weights and config.quantization is not None:
                 options |= quantization_options(hollow(path, **options), options["dtype"], device_of(config.device))
-            model = front.from_pretrained(path, **options) if weights else hollow(path, **options)
+            model = front.from_pretrained(path, **options, **own) if weights else hollow(path, **options)
+            model.generation_config = token_ids_alone(path, hf_config)
             keep_layout(model)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise CheckpointError(
@@ -373,16 +403,11 @@ def _way_out(path: Path) -> str:
 
 
 def _hollow(front: Any, hf_config: Any) -> Any:
-    """Return a `from_pretrained` that makes the model on the meta device, with the generation settings of its
-    checkpoint: they name its end tokens."""
-    from transformers import GenerationConfig
+    """Return a `from_pretrained` that makes the model on the meta device."""
 
     def load(path: str, **options: Any) -> Any:
         with torch.device("meta"):
-            model = front.from_config(hf_config, **options)
-        with contextlib.suppress(OSError):  # a checkpoint may have no generation_config.json
-            model.generation_config = GenerationConfig.from_pretrained(path)
-        return model
+            return front.from_config(hf_config, **options)
 
     return load
 
