@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +63,13 @@ GEMMA = (
 )
 
 
+def knowing(loaded: LoadedModel) -> LoadedModel:
+    """`loaded` with a row in the embedding for every token of its tokenizer."""
+    model = copy.deepcopy(loaded.model)
+    model.resize_token_embeddings(max(len(loaded.tokenizer), loaded.vocabulary))  # type: ignore[operator]
+    return replace(loaded, model=model)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A tokenizer of one kind and a chat template."""
@@ -79,7 +87,7 @@ class Family:
         """`model` with this tokenizer, for rendering."""
         tokenizer = self.tokenizer()
         end = tokenizer.convert_tokens_to_ids(self.end)
-        return replace(model, tokenizer=tokenizer, banned_ids=(), end_ids=(end,), vision=None)
+        return knowing(replace(model, tokenizer=tokenizer, banned_ids=(), end_ids=(end,), vision=None))
 
     def tokenizer(self) -> Any:
         """A tokenizer trained on a few words."""

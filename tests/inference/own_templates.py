@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 
+from tests.inference.families import knowing
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel
 from uirl.inference.models.dialect import dialect_of
@@ -73,7 +74,8 @@ class Own:
         words = [*self.ends, *dict.fromkeys(_CONTROL.findall(template))]
         tokenizer.add_special_tokens({"additional_special_tokens": words}, False)
         ends = tuple(tokenizer.convert_tokens_to_ids(word) for word in self.ends)
-        return replace(model, tokenizer=tokenizer, banned_ids=(), end_ids=ends, vision=None, name="the model")
+        known = replace(model, tokenizer=tokenizer, banned_ids=(), end_ids=ends, vision=None, name="the model")
+        return knowing(known)
 
     def renderer(self, model: LoadedModel, tools: Any = ()) -> ChatRenderer:
         """What renders conversations with this template."""

@@ -201,6 +201,8 @@ def test_the_vision_tower_of_every_kind_is_left_alone(family, tmp_path):
     model = saved(family, tmp_path).model
     everywhere = target_modules(model, LoraConfig(target="all", vision=True)).layers
     chosen = target_modules(model, LoraConfig(target="all")).layers
-    tower = [name for name in everywhere if any(part in name for part in ("vision", "visual", "connector", "projector"))]
+    tower = [
+        name for name in everywhere if any(part in name for part in ("vision", "visual", "connector", "projector"))
+    ]
     assert tower
     assert set(chosen) == set(everywhere) - set(tower)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.learner.updates import make_learner
+from tests.learner.worlds import make_config, sample_trajectories
 from uirl.config.sections.model import LoraConfig
 from uirl.errors import ConfigError
-from uirl.learner import lora
+from uirl.images import ImageStore
+from uirl.inference import load_model
+from uirl.learner import collate, lora
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -32,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Lfm2": {},
     "Mixtral": {"num_local_experts": 4},
     "GptOss": {"num_local_experts": 4, "head_dim": 8},
-    "Olmoe": {"num_experts": 4},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {"num_experts": 4, "head_dim": 8, "mlp_only_layers": [0], **EXPERTS},
     "Qwen2Moe": {"num_experts": 4, "shared_expert_intermediate_size": 16, **EXPERTS},
     "Glm4Moe": {"n_routed_experts": 4, "head_dim": 8, "first_k_dense_replace": 1, **EXPERTS},
@@ -49,11 +53,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 CONFIG = LoraConfig(r=2, lora_alpha=6.0)
 
 
-def model_of(family: str) -> Any:
+def model_of(family: str, **changes: Any) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
+    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family] | changes)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -65,7 +69,7 @@ def test_all_reaches_nearly_all_weights_and_comes_back_from_peft(family: str, tm
     model = model_of(family)
     base, again = copy.deepcopy(model), copy.deepcopy(model)
     targets = lora.target_modules(model, CONFIG)
-    share = lora.adapted_share(model, targets, CONFIG)
+    share = lora.adapted_share(model, targets)
     assert share > 0.95
     lora.add_adapters(model, CONFIG, seed=0)
     ids = torch.arange(3, 17).reshape(2, 7)
@@ -111,3 +115,23 @@ def test_experts_in_one_have_no_dropout_and_no_form_for_engines() -> None:
     lora.add_adapters(model, CONFIG, seed=0)
     with pytest.raises(ConfigError, match=r"engines of their own take no such adapters; set model\.lora\.target"):
         lora.peft_config(model, CONFIG)
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "DeepseekV3", "Starcoder2"])
+def test_a_policy_samples_and_learns_with_adapters_everywhere(family: str, tmp_path: Path) -> None:
+    tokenizer = load_model(make_config("model.model_name=uirl/tiny-lm").model).tokenizer
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    model_of(family, vocab_size=len(tokenizer), **ids).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    changes = [f"model.local_path={tmp_path}", "model.use_lora=true", "model.lora.r=2", "training.learning_rate=0.01"]
+    learner = make_learner(ImageStore(), *changes)
+    policy = learner.policy
+    before = {name: tensor.detach().clone() for name, tensor in policy.model.named_parameters()}
+    samples = sample_trajectories(policy, ImageStore())
+    for _ in range(2):  # in the first step A has no gradient yet, since B is 0
+        learner.update(samples)
+    changed = {name for name, tensor in policy.model.named_parameters() if not torch.equal(before[name], tensor)}
+    assert changed == {name for name, _ in policy.adapter_weights()}
+    batch = collate(policy.loaded, sample_trajectories(policy, ImageStore()), ImageStore())
+    with torch.no_grad():
+        assert (policy.log_probs_and_values(batch).log_probs - batch.rollout_log_probs).abs().max() < 1e-4

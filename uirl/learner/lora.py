@@ -61,7 +61,7 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     except ImportError as error:
         raise ConfigError("model.use_lora needs the package peft: pip install peft") from error
     chosen = target_modules(model, config)
-    share = adapted_share(model, chosen, config)
+    share = adapted_share(model, chosen)
     if config.target == "all" and share < LEAST_SHARE:
         raise ConfigError(
             f"model.lora.target=all reaches {share:.0%} of the weights of this model's layers, expected at least "
@@ -88,7 +88,7 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     got = {name for name, _ in _adapted(model)}
     if got != chosen.weights:
         raise ContractError(f"peft adapted other layers than asked for: {sorted(got ^ chosen.weights)[:4]}")
-    _LOG.info("adapters change %.0f %% of the weights of the layers in their reach", 100 * share)
+    _LOG.info("adapters change %.0f %% of the weights of the language model's layers", 100 * share)
 
 
 def _keep_layers(settings: Any, model: nn.Module) -> None:
@@ -127,19 +127,20 @@ def target_modules(model: nn.Module, config: LoraConfig) -> Targets:
     return Targets(layers, [name for name in chosen if not name.endswith(".weight")])
 
 
-def adapted_share(model: nn.Module, targets: Targets, config: LoraConfig) -> float:
-    """Return which share of the weights of the layers in reach (matrices, without embeddings) `targets` are."""
+def adapted_share(model: nn.Module, targets: Targets) -> float:
+    """Return which share of the weights of the language model's layers (matrices, without embeddings) `targets` are."""
     embeddings = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
     head = model.get_output_embeddings()  # type: ignore[operator]
+    inside = _inside(model)
     sizes = {
         name: parameter.numel()
         for name, parameter in model.named_parameters()
         if (parameter.ndim >= 2 or is_quantized(parameter))
         and name not in embeddings
         and (head is None or parameter is not head.weight)
-        and (config.vision or name.startswith(_inside(model)))
+        and name.startswith(inside)
     }
-    return sum(sizes[name] for name in targets.weights) / sum(sizes.values())
+    return sum(sizes.get(name, 0) for name in targets.weights) / sum(sizes.values())
 
 
 def _adaptable(model: nn.Module) -> list[str]:

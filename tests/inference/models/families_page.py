@@ -43,6 +43,17 @@ When a model is loaded, two pictures of different shapes are read both ways: as 
 forward do, and as the learner does. The embedded engine then tries its masks and its cache on a prompt with a picture.
 What differs is refused, by name, before anything is sampled.
 
+What of a checkpoint could not be written again (config, tokenizer, processor) is refused when a run begins, and so is a
+tokenizer with tokens that have no row in the model's embedding. Of `generation_config.json` the ids of tokens alone are
+read and written. A file in GGUF, or a folder with one, is loaded where the package `gguf` is installed.
+
+## Adapters
+
+`model.lora.target=all` gives an adapter to every linear layer of the language model (with `model.lora.vision` of the
+whole model) but the head, and to experts whose weights lie in one (Mixtral, gpt-oss, Qwen3-MoE, DeepSeek), as peft's
+`target_parameters`. The log says which share of the layers' weights that is; below one half it is refused. Engines of
+their own (vllm, sglang) take no adapters of such experts: `model.lora.target=attention` leaves those alone.
+
 ## Weights of 4 bits
 
 `model.quantization=nf4` with `model.use_lora=true` loads a checkpoint through bitsandbytes: the linear layers of the

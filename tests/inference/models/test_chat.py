@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.inference.families import knowing
 from tests.inference.pictures import picture
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message
@@ -24,7 +25,7 @@ def with_template(loaded: LoadedModel, template: str) -> LoadedModel:
     tokenizer.chat_template = TEMPLATES.get(template, template)
     tokenizer.add_special_tokens({"additional_special_tokens": LLAMA_WORDS})
     ends = tuple(tokenizer.convert_tokens_to_ids(word) for word in ("<|im_end|>", "</s>", "<|eot_id|>"))
-    return replace(loaded, tokenizer=tokenizer, end_ids=ends)
+    return knowing(replace(loaded, tokenizer=tokenizer, end_ids=ends))
 
 
 @pytest.mark.parametrize("template", ["own", "chatml", "hermes", "llama-2", "llama-3"])
