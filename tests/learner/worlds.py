@@ -43,6 +43,7 @@ def sample_trajectories(
     group_size: int = 2,
     version: int = 0,
     temperature: float = 1.0,
+    top_k: int = 0,
     reward: Callable[[int, int], float] = lambda i, turn: float(i % 2),
 ) -> list[Sample]:
     """`n` trajectories of `turns` turns, sampled by the embedded engine that shares the policy's module. Prompts and
@@ -59,7 +60,7 @@ def sample_trajectories(
         mask, log_probs, rewards = [False] * len(ids), [0.0] * len(ids), [0.0] * len(ids)
         turn_ids = [-1] * len(ids)
         for turn in range(turns):
-            sampling = SamplingParams(3 + (i + turn) % 4, temperature, seed=100 * i + turn)
+            sampling = SamplingParams(3 + (i + turn) % 4, temperature, top_k=top_k, seed=100 * i + turn)
             made = await engine.generate(GenerationRequest(tuple(ids), shots, sampling, f"episode-{i}"))
             m = len(made.token_ids)
             ids += made.token_ids

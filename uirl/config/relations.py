@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.config.tree import ConfigTree
-from uirl.config.unused import unused_settings
+from uirl.config.unused import has_policy_loss, reads_stale_correction, unused_settings
 
 BUILT_IN_VLM = "uirl/tiny-vlm"
 BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
@@ -31,11 +31,7 @@ def _learnable(config: ConfigTree) -> Iterator[str]:
             "inference.backend=scripted replays given replies and learns nothing from them; train with transformers, "
             "vllm or sglang"
         )
-    if training.old_log_probs == "rollout" and (inference.top_p < 1 or inference.top_k > 0):
-        yield (
-            "training.old_log_probs=rollout with inference.top_p or top_k: the engine's log-probs are those of what it "
-            "had left to choose from, so every ratio would be too small; use auto or recompute, or top_p=1 and top_k=0"
-        )
+    yield from _like_with_like(config)
     for key, value in (("old_log_probs", "rollout"), ("adv_estimator", "rejection_sampling")):
         if config.actors.staleness == "auto" and getattr(training, key) == value:
             yield (
@@ -52,6 +48,33 @@ def _learnable(config: ConfigTree) -> Iterator[str]:
             "model.dtype=float16: gradients below 6e-8 become 0 without loss scaling, which the learner does not do; "
             "use bfloat16 or float32"
         )
+
+
+def _like_with_like(config: ConfigTree) -> Iterator[str]:
+    """Yield what would weigh the learner's log-probs against those of an engine that filters what it samples from."""
+    if not config.inference.filtered or not has_policy_loss(config):
+        return
+    algorithm, actors = config.algorithm, config.actors
+    weighs_stale = algorithm.stale_correction != "off" and reads_stale_correction(config)
+    weighed = {
+        "training.old_log_probs=rollout": (config.training.old_log_probs == "rollout", "use auto or recompute"),
+        f"algorithm.tis_cap={algorithm.tis_cap}": (algorithm.tis_cap is not None, "set it to null"),
+        f"algorithm.mismatch_range={algorithm.mismatch_range}": (
+            algorithm.mismatch_range is not None,
+            "set it to null",
+        ),
+        f"actors.staleness={actors.staleness}": (
+            actors.staleness == "auto" or (actors.run_ahead and weighs_stale),
+            "give a number and algorithm.stale_correction=off, or use 0",
+        ),
+    }
+    for words, (used, remedy) in weighed.items():
+        if used:
+            yield (
+                f"{words} with inference.top_p={config.inference.top_p} and top_k={config.inference.top_k}: the "
+                "engine's log-probs are those of what it had left to choose from, the learner's are of all tokens, so "
+                f"every ratio of the two would be too small; use top_p=1 and top_k=0, or {remedy}"
+            )
 
 
 def _batches(config: ConfigTree) -> Iterator[str]:

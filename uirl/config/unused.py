@@ -17,7 +17,8 @@ def _estimators(*names: str) -> Condition:
     return lambda config: config.training.adv_estimator in names
 
 
-def _policy_loss(config: ConfigTree) -> bool:
+def has_policy_loss(config: ConfigTree) -> bool:
+    """Return whether the loss is that of the policy gradient, which compares log-probs."""
     return config.training.adv_estimator != "rejection_sampling"
 
 
@@ -28,9 +29,10 @@ def _over_http(config: ConfigTree) -> bool:
     )
 
 
-def _corrects_stale(config: ConfigTree) -> bool:
+def reads_stale_correction(config: ConfigTree) -> bool:
+    """Return whether `algorithm.stale_correction` says what samples of older weights weigh."""
     algorithm = config.algorithm
-    compared = _policy_loss(config) and config.training.old_log_probs != "rollout"
+    compared = has_policy_loss(config) and config.training.old_log_probs != "rollout"
     return compared and algorithm.tis_cap is None and algorithm.mismatch_range is None
 
 
@@ -40,7 +42,7 @@ def _never(config: ConfigTree) -> bool:
 
 _CRITIC = (_estimators("gae"), "by training.adv_estimator=gae, which has a critic")
 _GROUPS = (_estimators(*GROUP_ESTIMATORS), f"by estimators that compare within a group ({', '.join(GROUP_ESTIMATORS)})")
-_CLIPPED = (_policy_loss, "by the clipped policy loss, which rejection_sampling does not have")
+_CLIPPED = (has_policy_loss, "by the clipped policy loss, which rejection_sampling does not have")
 _HTTP = (_over_http, "where the engine is a server: inference.backend=openai, or vllm or sglang with a server_url")
 _EMBEDDED = (
     lambda config: config.inference.backend == "transformers",
@@ -48,11 +50,11 @@ _EMBEDDED = (
 )
 _LOCAL_SERVERS = (lambda config: config.inference.backend in ("vllm", "sglang"), "by the backends vllm and sglang")
 _MISMATCH = (
-    lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
+    lambda config: has_policy_loss(config) and config.training.old_log_probs != "rollout",
     "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
 )
 _STALE = (
-    lambda config: _corrects_stale(config),
+    lambda config: reads_stale_correction(config),
     "by the clipped policy loss, with old_log_probs that are not the engine's own and without algorithm.tis_cap and "
     "algorithm.mismatch_range, which correct every sample",
 )
@@ -98,7 +100,7 @@ READ: dict[str, tuple[Condition, str]] = {
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
     "algorithm.target_kl": (
-        lambda config: _policy_loss(config) and config.training.minibatches * config.training.update_epochs > 1,
+        lambda config: has_policy_loss(config) and config.training.minibatches * config.training.update_epochs > 1,
         "by the clipped policy loss, where an update has more than one step (training.minibatches, update_epochs)",
     ),
     "algorithm.max_update_kl": _CLIPPED,
@@ -114,15 +116,15 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     "algorithm.stale_correction": _STALE,
     "algorithm.stale_level": (
-        lambda config: _corrects_stale(config) and config.algorithm.stale_correction != "off",
+        lambda config: reads_stale_correction(config) and config.algorithm.stale_correction != "off",
         "where algorithm.stale_correction corrects",
     ),
     "algorithm.stale_cap": (
-        lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "truncated",
+        lambda config: reads_stale_correction(config) and config.algorithm.stale_correction == "truncated",
         "where algorithm.stale_correction=truncated corrects",
     ),
     "algorithm.stale_range": (
-        lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "masked",
+        lambda config: reads_stale_correction(config) and config.algorithm.stale_correction == "masked",
         "where algorithm.stale_correction=masked corrects",
     ),
     **dict.fromkeys(("verification.rules", "verification.judge"), _VERIFIED),

@@ -41,9 +41,8 @@ OTHER_ENGINE = GapLimits(largest=math.inf, mean=0.5)
 def gap_limits(config: ConfigStore) -> GapLimits | None:
     """Return the limits for the engine of `config`; None: engine and learner are not meant to agree."""
     inference, model = config.inference, config.model
-    filtered = inference.top_p < 1 or inference.top_k > 0
     dropping = model.use_lora and model.lora.lora_dropout > 0
-    if filtered or dropping or inference.temperature == 0 or inference.backend == "openai":
+    if inference.filtered or dropping or inference.temperature == 0 or inference.backend == "openai":
         return None
     if inference.backend != "transformers":
         return OTHER_ENGINE

@@ -14,6 +14,7 @@ from uirl.algorithms import (
 )
 from uirl.config import AlgorithmConfig, ConfigStore, TrainingConfig, WarmStartConfig
 from uirl.config.rates import rate_of
+from uirl.errors import ConfigError
 from uirl.learner.engine_gap import FLOAT32, GapLimits, gap_limits
 from uirl.learner.optimizer import OptimizerSettings
 
@@ -34,6 +35,9 @@ class LearnerSettings:
     entropy_coef: float
     """At the beginning of the run."""
     temperature: float
+    like_with_like: bool
+    """The engine's log-probs are of all tokens, as the learner's are: no top-p, no top-k. Else neither can weigh the
+    other."""
     corrects_stale: bool
     """Samples of older weights are corrected as `algorithm.stale_correction` says; false: it says 'off', the loss
     corrects all samples by itself, or it does not read log-probs of the learner's own."""
@@ -53,6 +57,14 @@ class LearnerSettings:
         spec = algorithm.spec if algorithm else get_algorithm(training.adv_estimator)
         limits = gap_limits(config)
         loss = algorithm.loss_options() if algorithm else _loss_options(training, finer, spec)
+        corrects_all = loss.get("options", PolicyLossOptions()).corrects_mismatch
+        compares = corrects_all or (training.old_log_probs == "rollout" and spec.loss == "policy")
+        if compares and config.inference.filtered:
+            raise ConfigError(
+                f"inference.top_p={config.inference.top_p} and top_k={config.inference.top_k} with a loss that weighs "
+                "the learner's log-probs by the engine's (tis_cap, mismatch_range, old_log_probs=rollout): the latter "
+                "are those of what it had left to choose from; use top_p=1 and top_k=0, or leave the weight out"
+            )
         return LearnerSettings(
             training=training,
             algorithm=finer,
@@ -63,10 +75,11 @@ class LearnerSettings:
             kl_loss_coef=getattr(algorithm, "kl_coef", 0.0) if algorithm else finer.kl_loss_coef,
             entropy_coef=config.entropy_coef,
             temperature=config.inference.temperature or 1.0,
+            like_with_like=not config.inference.filtered,
             corrects_stale=finer.stale_correction != "off"
             and training.old_log_probs != "rollout"
             and spec.loss == "policy"
-            and not loss.get("options", PolicyLossOptions()).corrects_mismatch,
+            and not corrects_all,
             engine_is_exact=limits is FLOAT32,
             gap_limits=limits,
         )

@@ -32,13 +32,13 @@ def stale_weights(
 
     A sample is stale as a whole where older weights sampled any token of it: what follows was sampled from their cache.
     All other tokens weigh exactly 1. None: nothing is stale, or it is not corrected. Raises AlignmentError where a
-    stale sample that is to be corrected has no log-probs of the engine.
+    stale sample that is to be corrected has no log-probs of the engine, or those of what a filter left.
     """
     stale = torch.tensor([sampled < version for sampled in view.sample_versions])
     if not stale.any():
         return None, {}
     metrics = _ages(view, stale, version)
-    if old.log_probs is None or old.from_engine:
+    if old.log_probs is None or old.from_engine or not (settings.like_with_like or settings.corrects_stale):
         return None, metrics
     mask = _padded(view, view.mask) & stale[:, None]
     mask &= _known(settings, view, mask)
@@ -88,15 +88,15 @@ def _ages(view: ResponseView, stale: Tensor, version: int) -> dict[str, float]:
 
 
 def _known(settings: LearnerSettings, view: ResponseView, mask: Tensor) -> Tensor:
-    """Find the tokens of which the engine said how likely they were: booleans [S, T]."""
-    known = _padded(view, view.rollout_log_probs).isfinite()
+    """Find the tokens of which the engine said how likely they were among all: booleans [S, T]."""
+    known = _padded(view, view.rollout_log_probs).isfinite() & settings.like_with_like
     unknown = (mask & ~known).any(1)
     if settings.corrects_stale and unknown.any():
         row = view.sample_rows[int(unknown.nonzero()[0])]
         raise AlignmentError(
             f"trajectory {view.name(row)} was sampled by older weights and cannot be corrected for that: got no "
-            "log-probs of the engine, expected one per token; use an engine that returns them, actors.staleness=0, or "
-            "algorithm.stale_correction=off"
+            "log-probs of the engine that compare with the learner's, expected one per token; use an engine that "
+            "returns them, inference.top_p=1 and top_k=0, actors.staleness=0, or algorithm.stale_correction=off"
         )
     return known
 

@@ -79,3 +79,9 @@ class InferenceConfig(Section):
     """First message of every conversation; None: the environment's `get_prompt_prefix()`."""
     seed: int | None = None
     """Seed of the sampling; None: `training.seed`."""
+
+    @property
+    def filtered(self) -> bool:
+        """Whether the engine's log-probs are those of what top-p or top-k left to choose from; the learner's never
+        are."""
+        return self.top_p < 1 or self.top_k > 0

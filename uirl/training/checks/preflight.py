@@ -200,7 +200,7 @@ def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Findin
     tolerance = TOLERANCE[dtype_of(parts.config.model)]
     detail = f"largest difference {gap:.1e} (turn {turn}), tolerated {tolerance:g}"
     inference = parts.config.inference
-    if inference.top_p < 1 or inference.top_k > 0:
+    if inference.filtered:
         detail = "not compared: top-p or top-k filter the engine's distribution; the learner recomputes its own"
         return Finding("engine and learner agree", True, detail)
     return Finding("engine and learner agree", gap <= tolerance, detail)
@@ -210,7 +210,7 @@ async def _long_sequences(parts: Assembly) -> Finding:
     """Return whether windows and chunks of the model reach the engine: short episodes never meet them."""
     what = "long sequences"
     inference = parts.config.inference
-    if inference.top_p < 1 or inference.top_k > 0:
+    if inference.filtered:
         return Finding(what, True, "not compared: top-p or top-k filter the engine's distribution")
     found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config)
     if found is None:

@@ -72,6 +72,17 @@ def _sequences(value: int, config: ConfigStore) -> int:
     return prompts // value
 
 
+def _token_weights(value: float | None, config: ConfigStore) -> tuple[str | None, float]:
+    """Return which weight between verl's log-probs and the engine's an update has, and its cap."""
+    if value is not None and config.inference.filtered:
+        raise ConfigError(
+            f"algorithm.tis_cap={value} with inference.top_p={config.inference.top_p} and "
+            f"top_k={config.inference.top_k}: the engine's log-probs are those of what it had left to choose from; use "
+            "top_p=1 and top_k=0, or tis_cap=null"
+        )
+    return (None, 2.0) if value is None else ("token", value)
+
+
 MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "model.dtype": ([f"{ROLLOUT}.dtype"], dtype),
     "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], same),
@@ -144,7 +155,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], unless_null(1e9)),
     "algorithm.tis_cap": (
         ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
-        lambda value, config: (None, 2.0) if value is None else ("token", value),
+        _token_weights,
     ),
     "algorithm.normalize_by_std": (["algorithm.norm_adv_by_std_in_grpo"], same),
     "algorithm.max_resamples": (
