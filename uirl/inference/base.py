@@ -58,6 +58,8 @@ class GenerationRequest:
     """Episode (and segment) this call continues: the engine may keep its KV cache until `release`. None: one shot."""
     messages: tuple[Message, ...] = ()
     """The same prompt as messages, for servers that take no token ids; other engines never read it."""
+    starts_segment: bool = False
+    """A sample begins here: its log-probs stand for the weights of now alone, whatever an earlier prompt began with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,9 @@ class EngineAgent(Agent):
 
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, max_tokens))
-        request = GenerationRequest(context.prompt_ids, context.images, sampling, self._session_id, context.messages)
+        request = GenerationRequest(
+            context.prompt_ids, context.images, sampling, self._session_id, context.messages, context.starts_segment
+        )
         generation = await self._engine.generate(request)
         if generation.log_probs is None and self._for_training:
             raise ContractError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import EngineFailure
 from uirl.inference import (
+    ChatRenderer,
     GenerationRequest,
     LoadedModel,
+    Message,
     SamplingParams,
     TransformersInferenceEngine,
     create_engine,
@@ -22,6 +26,8 @@ from uirl.inference import (
 )
 from uirl.inference.embedded import engine as engine_module
 from uirl.inference.models.copying import copy_of
+from uirl.rollout.conversation import ContextWindow, Conversation
+from uirl.rollout.episode import EngineAgent
 
 WILD = SamplingParams(max_tokens=20, seed=3, temperature=100.0)
 """Replies that no end token cuts short."""
@@ -174,3 +180,77 @@ def test_the_config_says_how(lm: LoadedModel) -> None:
     config.actors.swap, config.actors.keep_cache = "turn", True
     engine = create_engine(config, lm)
     assert (engine.swap, engine.keep_cache) == ("turn", True)
+
+
+async def gap_of_second(loaded: LoadedModel, second: Callable[[tuple[int, ...]], GenerationRequest], **options: Any):
+    """Play a turn, train, play what `second` makes of its reply; return (the reply, how far it is from what the new
+    weights alone say, in nats)."""
+    engine = TransformersInferenceEngine(loaded, keep_cache=True, **options)
+    first = await engine.generate(asked("s"))
+    await engine.update_weights(nudged(loaded), 1)
+    following = second(first.token_ids)
+    reply = await engine.generate(following)
+    scored = recompute_with(loaded)((*following.prompt_ids, *reply.token_ids), (), len(reply.token_ids), WILD)
+    await engine.close()
+    return reply, max(abs(a - b) for a, b in zip(reply.log_probs, scored, strict=True))
+
+
+REWRITTEN = {
+    "the oldest exchange is gone": lambda said: GenerationRequest((10, 11, 14, 15), (), WILD, "s"),
+    "the reply is left out": lambda said: asked("s", 14, 15),
+    "the last token of the reply is another": lambda said: asked("s", *said[:-1], (said[-1] + 1) % 20, 14),
+    "a template wrote anew what it had written before": lambda said: replace(
+        asked("s", *said, 14), starts_segment=True
+    ),
+    "another prompt altogether": lambda said: GenerationRequest((14, 15, 16), (), WILD, "s"),
+    "a fork from the first prompt": lambda said: asked("another session"),
+}
+"""What begins a sample after an update, though its session, or another one, has rows of older weights."""
+
+
+@pytest.mark.parametrize("case", REWRITTEN)
+async def test_what_begins_a_sample_reads_nothing_of_older_weights(case: str) -> None:
+    reply, gap = await gap_of_second(tiny_model("uirl/tiny-lm"), REWRITTEN[case])
+    assert (reply.policy_version, reply.cached_tokens) == (1, 0)
+    assert gap < 1e-4
+
+
+async def test_a_request_that_waits_through_an_update_forgets_what_it_was_to_begin_with() -> None:
+    loaded = tiny_model("uirl/tiny-lm")
+    engine = TransformersInferenceEngine(loaded, keep_cache=True, max_batch_size=2)
+    await engine.generate(asked("s"))
+    endless = [replace(asked(f"e{i}"), sampling=replace(WILD, max_tokens=3000)) for i in range(2)]
+    others = [asyncio.ensure_future(engine.generate(request)) for request in endless]
+    await running(engine)
+    late = asyncio.ensure_future(engine.generate(asked("s", 14, 15)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await engine.update_weights(nudged(loaded), 1)
+    for other in others:
+        other.cancel()
+    reply = await late
+    assert reply.cached_tokens == 0
+    await engine.close()
+
+
+async def test_an_episode_whose_window_drops_turns_counts_as_fresh_only_where_it_is() -> None:
+    """With a window the second sample begins after an update: all that it says is what the new weights say."""
+    loaded = tiny_model("uirl/tiny-lm")
+    engine = TransformersInferenceEngine(loaded, keep_cache=True)
+    chat = ChatRenderer(loaded)
+    talk = Conversation(chat, ContextWindow(token_budget=40))
+    agent = EngineAgent(engine, replace(WILD, max_tokens=8), "s")
+    rewritten = 0
+    for turn in range(6):
+        talk.add(Message("user", "press the button"))
+        context = talk.context()
+        response = await agent.act(context, cast(Any, None), turn, 8)
+        if context.starts_segment:
+            ids = (*context.prompt_ids, *response.token_ids)
+            scored = recompute_with(loaded)(ids, (), len(response.token_ids), WILD)
+            assert response.log_probs == pytest.approx(scored, abs=1e-4)
+            rewritten += turn > 0
+        talk.reply(response.token_ids, loaded.tokenizer.decode(response.token_ids), ended=False)
+        await engine.update_weights(nudged(loaded), turn + 1)
+    assert rewritten > 1
+    await engine.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from uirl.images import Screenshot
+from uirl.inference.base import GenerationRequest
 
 ImageSpans = Callable[[Sequence[int], Sequence[Screenshot]], Sequence[tuple[int, int]]]
 """(prompt ids, images) -> the places [start, end) of each image's placeholders."""
@@ -18,6 +19,8 @@ class FilledRow:
 
     row: int
     ids: tuple[int, ...]
+    said: tuple[int, ...]
+    """These, and what the turn sampled after them."""
     images: tuple[str, ...]
     """Hashes of the pictures, in order."""
     prompts: tuple[int, int]
@@ -26,6 +29,11 @@ class FilledRow:
     """All of it was computed by the weights that sample now: others may copy it."""
     next_position: int
     """Rotary position of the token that follows."""
+
+
+def goes_on(kept: FilledRow, request: GenerationRequest) -> bool:
+    """Return whether a request continues all that the row's turn fed and sampled, in one sample with it."""
+    return not request.starts_segment and request.prompt_ids[: len(kept.said)] == kept.said
 
 
 def reusable(kept: FilledRow, ids: Sequence[int], images: Sequence[Screenshot], image_spans: ImageSpans | None) -> int:

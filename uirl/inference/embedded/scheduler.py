@@ -23,6 +23,7 @@ from uirl.inference.base import GenerationRequest
 from uirl.inference.embedded.rows import (
     FilledRow,
     ImageSpans,
+    goes_on,
     reusable,
     rows_for_admission,
     rows_for_retirement,
@@ -134,9 +135,11 @@ class Finished:
 
 def _filled(sequence: SequenceState) -> FilledRow:
     """Return what a sequence has in its row so far."""
-    ids = (sequence.request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
+    said = sequence.request.prompt_ids + tuple(sequence.tokens)
     prompts = (sequence.opening, sequence.prompt)
-    return FilledRow(sequence.row, ids, sequence.images, prompts, sequence.shares, sequence.next_position)
+    return FilledRow(
+        sequence.row, said[: sequence.cached], said, sequence.images, prompts, sequence.shares, sequence.next_position
+    )
 
 
 class Scheduler:
@@ -208,6 +211,8 @@ class Scheduler:
             sequence.shares = False
         for row in self._kept.values():
             row.shares = False
+        for sequence in self.waiting:
+            sequence.kept = None
 
     def clear(self) -> list[SequenceState]:
         """Empty everything; return what was waiting or running."""
@@ -343,6 +348,10 @@ class Scheduler:
         return copies
 
     def _reusable(self, kept: FilledRow, request: GenerationRequest) -> int:
+        """Return how many leading tokens of a row serve; of one that older weights filled, in part or whole, none where
+        a sample begins: it would count as sampled by the weights of now."""
+        if not (kept.shares or goes_on(kept, request)):
+            return 0
         return reusable(kept, request.prompt_ids, request.images, self._image_spans)
 
     # -- finish ------------------------------------------------------------------------------------------------
