@@ -8,6 +8,7 @@ aggregation.py            token numbers -> batch numbers
 inputs.py, registry.py    the uniform call of the trainer, and the names it may use
 descriptions.py           `PPO(...)`, `GRPO(...)`, ... for `Trainer(model, algorithm)`
 scan.py, groups.py, checks.py   the recurrence, the group arithmetic, the shape checks beneath them
+rounding.py               which sums of rewards are one
 """
 
 from uirl.algorithms.advantages import (
@@ -59,6 +60,7 @@ from uirl.algorithms.policy_loss import (
     sequence_log_ratio,
 )
 from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
+from uirl.algorithms.rounding import at_most, differ
 from uirl.algorithms.scan import discounted_suffix_sum
 from uirl.algorithms.token_scores import score_tokens
 from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage, spare_turns
@@ -87,6 +89,7 @@ __all__ = [
     "aggregate_loss",
     "aggregation_denominator",
     "apply_kl_penalty",
+    "at_most",
     "clipped_surrogate",
     "compute_entropy",
     "compute_gae_advantage_return",
@@ -102,6 +105,7 @@ __all__ = [
     "compute_rloo_advantage",
     "compute_turn_level_advantage",
     "compute_value_loss",
+    "differ",
     "discounted_suffix_sum",
     "drop_unlikely",
     "dual_clip",

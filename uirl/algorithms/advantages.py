@@ -11,6 +11,7 @@ from torch import Tensor
 from uirl.algorithms.aggregation import masked_whiten
 from uirl.algorithms.checks import as_bool_mask, check_aligned, check_unit_interval, zero_outside
 from uirl.algorithms.groups import GroupIndex, centred_in_group, group_codes, group_sizes, relative_to_group
+from uirl.algorithms.rounding import at_most
 from uirl.algorithms.scan import discounted_suffix_sum, without_holes
 
 
@@ -102,8 +103,8 @@ def compute_grpo_advantage(
     A group of one has nothing to be compared with: its advantage is 0, not its raw reward (verl returns the
     raw reward). A group of equal rewards has advantage exactly 0.
     """
-    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
-    advantages = relative_to_group(scores, codes, normalize_by_std, epsilon)
+    scores, sizes, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    advantages = relative_to_group(scores, codes, normalize_by_std, epsilon, sizes)
     return _spread(advantages, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
 
 
@@ -127,9 +128,9 @@ def compute_rloo_advantage(
 
     A group of one has no others: advantage 0.
     """
-    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
-    sizes = group_sizes(codes)
-    advantages = centred_in_group(scores, codes) * sizes / (sizes - 1).clamp(min=1)
+    scores, sizes, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    members = group_sizes(codes)
+    advantages = centred_in_group(scores, codes, sizes) * members / (members - 1).clamp(min=1)
     return _spread(advantages, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
 
 
@@ -187,8 +188,8 @@ def compute_reinforce_plus_plus_baseline_advantage(
     Whitening weighs rows by their length, so the advantages of a group need not sum to 0; and a group of one,
     centred to 0, gets minus the batch mean, which is small but not 0.
     """
-    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
-    centred = _spread(centred_in_group(scores, codes), mask, token_level_rewards)
+    scores, sizes, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    centred = _spread(centred_in_group(scores, codes, sizes), mask, token_level_rewards)
     return masked_whiten(centred, mask), _spread(scores, mask, token_level_rewards)
 
 
@@ -208,26 +209,29 @@ def compute_rejection_sampling_advantage(
     Returns:
         `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` hold the score.
 
-    The comparison is strict: with the default 0, a reward of exactly 0 (a failure) is dropped.
+    The comparison is strict, and rounding decides nothing (`at_most`): with the
+    default 0, a reward of exactly 0 (a failure) is dropped.
     """
-    scores, mask = _scores(token_level_rewards, response_mask)
-    kept = (scores > reward_threshold).to(scores.dtype)
+    scores, sizes, mask = _scores(token_level_rewards, response_mask)
+    kept = (~at_most(scores, reward_threshold, sizes.clamp(min=abs(reward_threshold)))).to(scores.dtype)
     return _spread(kept, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
 
 
-def _scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the reward of each row, float64 `[B]` (float32 on Apple's GPU), and the boolean mask `[B, T]`."""
+def _scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the reward of each row and the same without signs, float64 `[B]` (float32 on Apple's GPU), and the boolean
+    mask `[B, T]`."""
     check_aligned(token_level_rewards=token_level_rewards, response_mask=response_mask)
     mask = as_bool_mask(response_mask)
     precise = torch.float32 if token_level_rewards.device.type == "mps" else torch.float64
-    return zero_outside(token_level_rewards, mask).sum(dim=-1, dtype=precise), mask
+    kept = zero_outside(token_level_rewards, mask)
+    return kept.sum(dim=-1, dtype=precise), kept.abs().sum(dim=-1, dtype=precise), mask
 
 
 def _scores_and_groups(
     token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores, mask = _scores(token_level_rewards, response_mask)
-    return scores, mask, group_codes(index, len(scores), scores.device)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    scores, sizes, mask = _scores(token_level_rewards, response_mask)
+    return scores, sizes, mask, group_codes(index, len(scores), scores.device)
 
 
 def _spread(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:

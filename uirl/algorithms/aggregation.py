@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from uirl.algorithms.checks import as_bool_mask, check_aligned, zero_outside
+from uirl.algorithms.rounding import at_most
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -46,16 +47,20 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
     Returns:
         A tensor `[B, T]`, in the dtype of `values`.
 
-    Entries that are all equal, or a single one, whiten to exactly 0: they carry no signal. The statistics are
-    accumulated in float64, because `1 / sqrt(epsilon)` would blow float32 rounding of an all-equal batch up
-    to order one. Whiten the whole batch before it is cut into micro-batches, never each of them.
+    Entries that are all equal but for rounding (`at_most`), or a single one, whiten to exactly 0: they carry no signal.
+    The statistics are accumulated in float64, because `1 / sqrt(epsilon)` would blow float32 rounding of an all-equal
+    batch up to order one. Whiten the whole batch before it is cut into micro-batches, never each of them.
     """
     check_aligned(values=values, mask=mask)
     selected = as_bool_mask(mask, "mask")
     count = int(selected.count_nonzero())
     kept = zero_outside(values, selected)
     mean = kept.sum(dtype=_statistics_dtype(values)) / max(count, 1)
-    centred = zero_outside(values - mean.to(values.dtype), selected)
+    chosen = values[selected]
+    if not count or at_most(chosen.max(), chosen.min(), chosen.abs().max()):
+        centred = torch.zeros_like(kept)
+    else:
+        centred = zero_outside(values - mean.to(values.dtype), selected)
     # No early return for one entry: centred is 0 then, and 0 / sqrt(epsilon) stays 0.
     variance = centred.square().sum(dtype=_statistics_dtype(values)) / max(count - 1, 1)
     whitened = centred * torch.rsqrt(variance + epsilon).to(values.dtype)

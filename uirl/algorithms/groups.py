@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uirl.algorithms.rounding import at_most
+
 GroupIndex: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Hashable]
 
 
@@ -40,16 +42,18 @@ def group_sizes(codes: Tensor) -> Tensor:
     return torch.bincount(codes)[codes]
 
 
-def centred_in_group(scores: Tensor, codes: Tensor) -> Tensor:
+def centred_in_group(scores: Tensor, codes: Tensor, sizes: Tensor | None = None) -> Tensor:
     """Return `scores[i] - mean(scores of the group of i)`, shape `[N]`.
 
     Args:
         scores: Floats `[N]`; float64 keeps the group mean exact.
         codes: int64 `[N]` from `group_codes`, dense from 0.
+        sizes: `[N]`, what each score would be if all that it sums up were positive; None: the scores are no sums.
 
     Returns:
-        `[N]`. Exactly 0 in a group of one and in a group whose scores are all equal, so that such a group can
-        be recognised by `== 0` and cannot leak rounding into a division by a standard deviation near 0.
+        `[N]`. Exactly 0 in a group of one and in a group whose scores are all equal but for rounding (`at_most`), so
+        that such a group can be recognised by `== 0` and cannot leak rounding into a division by a standard deviation
+        near 0.
     """
     if scores.numel() == 0:
         return scores.clone()
@@ -58,10 +62,13 @@ def centred_in_group(scores: Tensor, codes: Tensor) -> Tensor:
     centred = scores - (sums / torch.bincount(codes))[codes]
     lowest = scores.new_full((groups,), torch.inf).scatter_reduce_(0, codes, scores, "amin")
     highest = scores.new_full((groups,), -torch.inf).scatter_reduce_(0, codes, scores, "amax")
-    return centred.masked_fill((lowest == highest)[codes], 0.0)
+    largest = scores.new_zeros(groups).scatter_reduce_(0, codes, scores.abs() if sizes is None else sizes, "amax")
+    return centred.masked_fill(at_most(highest, lowest, largest)[codes], 0.0)
 
 
-def relative_to_group(scores: Tensor, codes: Tensor, normalize_by_std: bool, epsilon: float) -> Tensor:
+def relative_to_group(
+    scores: Tensor, codes: Tensor, normalize_by_std: bool, epsilon: float, sizes: Tensor | None = None
+) -> Tensor:
     """Return `(scores - mean) / (std + epsilon)` within each group, or only `scores - mean`; shape `[N]`.
 
     Args:
@@ -69,11 +76,12 @@ def relative_to_group(scores: Tensor, codes: Tensor, normalize_by_std: bool, eps
         codes: int64 `[N]`.
         normalize_by_std: Whether to divide by the group's standard deviation (unbiased: n - 1).
         epsilon: Added to the standard deviation.
+        sizes: As in `centred_in_group`.
 
     Returns:
         `[N]`; exactly 0 in a group of one or of equal scores.
     """
-    centred = centred_in_group(scores, codes)
+    centred = centred_in_group(scores, codes, sizes)
     if not normalize_by_std or scores.numel() == 0:
         return centred
     squares = centred.new_zeros(int(codes.max()) + 1).index_add_(0, codes, centred.square())

@@ -46,7 +46,8 @@ def compute_turn_level_advantage(
     turn_returns = turns.returns(gamma)
     codes = group_codes(index, len(turn_returns), turn_returns.device)
     turn_numbers = torch.arange(turns.count, device=codes.device)
-    advantages = turns.relative(turn_returns, codes.unsqueeze(1), turn_numbers, normalize_by_std, epsilon)
+    sizes = turns.returns(gamma, turns.rewards.abs())
+    advantages = turns.relative(turn_returns, sizes, codes.unsqueeze(1), turn_numbers, normalize_by_std, epsilon)
     return turns.spread(advantages), turns.spread(turn_returns)
 
 
@@ -99,8 +100,10 @@ def compute_gigpo_advantage(
     turns = _Turns(token_level_rewards, response_mask, turn_ids)
     turn_returns = turns.returns(gamma)
     codes = group_codes(index, len(turn_returns), turn_returns.device)
-    episode = relative_to_group(turns.rewards.sum(dim=1), codes, normalize_by_std, epsilon)
-    step = turns.relative(turn_returns, codes.unsqueeze(1), turns.anchors(anchor_ids), normalize_by_std, epsilon)
+    rewards, amounts = turns.rewards, turns.rewards.abs()
+    episode = relative_to_group(rewards.sum(dim=1), codes, normalize_by_std, epsilon, amounts.sum(dim=1))
+    anchors, sizes = turns.anchors(anchor_ids), turns.returns(gamma, amounts)
+    step = turns.relative(turn_returns, sizes, codes.unsqueeze(1), anchors, normalize_by_std, epsilon)
     return turns.spread(episode.unsqueeze(1) + step_advantage_weight * step), turns.spread(turn_returns)
 
 
@@ -146,10 +149,11 @@ class _Turns:
         self.rewards = empty.scatter_add(1, self.column, kept)
         self.exists = empty.scatter_add(1, self.column, self.mask.to(precise)) > 0
 
-    def returns(self, gamma: float) -> Tensor:
-        """Return the discounted reward-to-go of each turn, `[B, K]`."""
+    def returns(self, gamma: float, rewards: Tensor | None = None) -> Tensor:
+        """Return the discounted sum of the turn's and all later `rewards` `[B, K]`, `[B, K]`; None: those that there
+        are."""
         check_unit_interval(gamma=gamma)
-        turn_returns = self.rewards.clone()
+        turn_returns = (self.rewards if rewards is None else rewards).clone()
         for k in range(self.count - 2, -1, -1):
             turn_returns[:, k] += gamma * turn_returns[:, k + 1]
         return turn_returns
@@ -177,14 +181,19 @@ class _Turns:
         fresh = -1 - torch.arange(highest.numel(), device=highest.device).view(shape)
         return torch.where(self.exists & (highest >= 0), highest, fresh)
 
-    def relative(self, values: Tensor, rows: Tensor, columns: Tensor, normalize_by_std: bool, epsilon: float) -> Tensor:
-        """Return `values` `[B, K]` relative to all existing turns with the same two keys; 0 elsewhere."""
+    def relative(
+        self, values: Tensor, sizes: Tensor, rows: Tensor, columns: Tensor, normalize_by_std: bool, epsilon: float
+    ) -> Tensor:
+        """Return `values` `[B, K]` relative to all existing turns with the same two keys; 0 elsewhere. `sizes`: what
+        they would be without signs."""
         shape = self.exists.shape
         keys = torch.stack([rows.expand(shape), columns.expand(shape)], dim=-1)[self.exists]
         result = torch.zeros_like(values)
         if len(keys):
             codes = torch.unique(keys, dim=0, return_inverse=True)[1]
-            result[self.exists] = relative_to_group(values[self.exists], codes, normalize_by_std, epsilon)
+            result[self.exists] = relative_to_group(
+                values[self.exists], codes, normalize_by_std, epsilon, sizes[self.exists]
+            )
         return result
 
     def spread(self, per_turn: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from uirl.config import ConfigStore
 from uirl.errors import RolloutFailure, is_round
 from uirl.training.channels.base import Channel, Group
 from uirl.training.evaluation.evaluation import require_evidence
-from uirl.training.groups_with_signal import NO_SIGNAL, live_groups
+from uirl.training.groups_with_signal import NO_SIGNAL, is_kept, live_groups
 from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import Activity, say
 from uirl.training.record.run_state import RunState
@@ -153,7 +153,7 @@ class Flow:
             elif self._spec.needs_group and algorithm.skip_dead_groups and group.id not in alive:
                 self.ledger.drop(usable, "no signal")
             elif self._spec.loss == "rejection_sampling":
-                low = {id for id, t in usable.items() if t.total_reward() <= algorithm.reward_threshold}
+                low = {id for id, t in usable.items() if not is_kept(t, algorithm.reward_threshold)}
                 self.ledger.drop(low, "below reward_threshold")
                 self.ledger.train(usable.keys() - low)
             else:

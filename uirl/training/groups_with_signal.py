@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from uirl.algorithms import get_algorithm
+from uirl.algorithms import at_most, differ, get_algorithm
 from uirl.config import ConfigStore
 from uirl.types import Trajectory
 
@@ -45,22 +45,35 @@ def signal_of(config: ConfigStore) -> Callable[[Sequence[Trajectory]], bool | No
     if spec.needs_group:
         return lambda members: members_differ(members, gamma)
     if spec.loss == "rejection_sampling":
-        return lambda members: any(t.total_reward() > algorithm.reward_threshold for t in members)
+        return lambda members: any(is_kept(t, algorithm.reward_threshold) for t in members)
     return lambda members: members_differ(members, gamma) or None
 
 
 def members_differ(members: Sequence[Trajectory], turn_gamma: float | None = None) -> bool:
     """Return whether members of a group differ in reward, or by `turn_gamma` in what a turn was worth."""
-    if len({t.total_reward() for t in members}) > 1:
+    if differ([t.total_reward() for t in members], [_size(t) for t in members]):
         return True
     if turn_gamma is None:
         return False
-    return any(len(set(same)) > 1 for same in zip(*(_returns(t, turn_gamma) for t in members), strict=False))
+    returns = zip(*(_returns(t.rewards, turn_gamma) for t in members), strict=False)
+    sizes = zip(*(_returns(map(abs, t.rewards), turn_gamma) for t in members), strict=False)
+    return any(differ(same, size) for same, size in zip(returns, sizes, strict=True))
 
 
-def _returns(trajectory: Trajectory, gamma: float) -> list[float]:
-    """Return the discounted reward-to-go of each turn."""
+def is_kept(trajectory: Trajectory, threshold: float) -> bool:
+    """Return whether rejection sampling learns from an episode: its reward is above `threshold` by more than rounding,
+    as in `compute_rejection_sampling_advantage`."""
+    return not at_most(trajectory.total_reward(), threshold, max(_size(trajectory), abs(threshold)))
+
+
+def _size(trajectory: Trajectory) -> float:
+    """Return what the rewards would sum up to without signs."""
+    return sum(map(abs, trajectory.rewards))
+
+
+def _returns(rewards: Iterable[float], gamma: float) -> list[float]:
+    """Return the discounted sum of each reward and those that follow."""
     returns: list[float] = []
-    for reward in reversed(trajectory.rewards):
+    for reward in reversed([*rewards]):
         returns.append(reward + gamma * (returns[-1] if returns else 0.0))
     return returns[::-1]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from uirl.algorithms import at_most
 from uirl.config.sections.training import WarmStartConfig
 from uirl.errors import ActorFailure, EnvironmentFailure
 from uirl.images import Screenshot
@@ -257,7 +258,7 @@ class WarmStart:
 
     def _reached(self) -> bool:
         goal, success = self._settings.stop_at_success, self._at.success
-        return goal is not None and success is not None and success >= goal
+        return goal is not None and success is not None and at_most(goal, success, abs(goal))
 
     def _tell(self, row: Mapping[str, Any]) -> None:
         success = "-" if row["success"] is None else f"{row['success']:.3f}"

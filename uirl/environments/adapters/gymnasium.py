@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -207,7 +208,9 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         wanted = self.options.success_return
         if wanted is None:
             return {}
-        reached = self._steps > 0 and self._return >= wanted
+        # a sum of ten times 0.1 is a little less than 1
+        there = self._return >= wanted or math.isclose(self._return, wanted)
+        reached = self._steps > 0 and there
         return {"success": reached and (ended or wanted > 0)}
 
 

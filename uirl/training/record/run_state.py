@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from uirl.algorithms import at_most
 from uirl.config import TrainingConfig
 from uirl.training.record.instances import fingerprints_of, packed, unpacked
 from uirl.training.record.ledger import Ledger
@@ -103,7 +104,7 @@ class RunState:
     def stop_reason(self, training: TrainingConfig, goal: int) -> str | None:
         """Return why the run ends here; None: it goes on. `goal`: updates in all."""
         wanted, reached = training.stop_at_success, self.held_out
-        if wanted is not None and reached is not None and reached >= wanted:
+        if wanted is not None and reached is not None and at_most(wanted, reached, 1.0):
             return f"the success of an evaluation reached {wanted}"
         if training.max_seconds is not None and self.seconds >= training.max_seconds:
             return f"the time limit of {training.max_seconds:g} s was reached"
