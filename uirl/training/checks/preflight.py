@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import UirlError
@@ -27,6 +25,7 @@ from uirl.training.channels.choose import open_channel
 from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
 from uirl.training.checks.long_context import long_gap
+from uirl.training.checks.resumed import same_next_step
 from uirl.training.checks.sleep import check_sleep
 from uirl.training.plan.settle import settle
 from uirl.training.tasks.sources import UniformTasks
@@ -239,10 +238,4 @@ def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
             load_checkpoint(path, twin)
         except UirlError as error:
             return Finding("resume", False, str(error))
-        ours, theirs = parts.learner.supervised(samples), twin.supervised(samples)
-    same = ours == theirs and all(
-        torch.equal(a, b)
-        for (_, a), (_, b) in zip(parts.learner.policy.named_trainable(), twin.policy.named_trainable(), strict=True)
-    )
-    detail = "a loaded checkpoint takes the same next step, to the last digit" if same else f"{ours} became {theirs}"
-    return Finding("resume", same, detail)
+        return Finding("resume", *same_next_step(parts.learner, twin, samples))
