@@ -30,6 +30,15 @@ def test_rollout_log_probs_are_used_where_they_are_exact(images):
     assert stale["mismatch_weight_max"] != 1
 
 
+def test_one_stale_sample_is_enough_to_recompute_all(images):
+    """Where old weights sampled some, the engine's log-probs are not those of the weights that learn."""
+    learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus")
+    old = sample_trajectories(learner.policy, images)
+    learner.update(old)
+    mixed = [*old[:1], *sample_trajectories(learner.policy, images, version=1)[1:]]
+    assert learner.update(mixed)["old_log_probs_recomputed"] == 1
+
+
 @pytest.mark.parametrize(
     ("override", "recomputed"),
     [

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from tests.pipelines.corridor import Corridor
+from tests.training.test_step_credit import played as episode_of
 from tests.verification.scripted_judge import ScriptedJudge
 from uirl.cli.main import main
 from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import ConfigError, StorageError
 from uirl.pipelines import Evolution
+from uirl.pipelines.beginnings import find_beginnings
 from uirl.pipelines.fine_tuning import fine_tune
 from uirl.pipelines.round_folder import STEPS, hash_of
 from uirl.storage import TrajectoryStore
+from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 
 SMALL = [
     "model.model_name=uirl/tiny-lm",
@@ -94,6 +98,36 @@ def test_beginnings_are_found_and_certified(whole: Path) -> None:
         reasons = [t.verdict.reason for t in store if t.verdict is not None and t.verdict.correct_prefix]
         reasons += [t.verdict.reason for t in store if t.verdict is not None and "fork" in t.verdict.reason]
     assert all("its beginning: fork" in reason for reason in reasons)
+
+
+class Elsewhere(Corridor):
+    """Shows other screens than were recorded."""
+
+    def _look(self) -> str:
+        return f"somewhere else, door {self.door}"
+
+
+async def test_what_is_not_certified_is_no_right_beginning(tmp_path: Path) -> None:
+    found = {}
+    for name, environment in (("here", Corridor()), ("elsewhere", Elsewhere())):
+        with TrajectoryStore(tmp_path / f"{name}.sqlite") as store:
+            store.add_many([episode_of("aba", id="solved"), episode_of("abc", id="late")], step=1, split="train")
+            analyzer, timeouts = FineGrainedTrajectoryAnalyzer(), (60.0, 60.0)
+            counts = await find_beginnings(store, analyzer, environment, certify=True, timeouts=timeouts)
+            found[name] = (counts["certified"], store.get("late").verdict.correct_prefix)
+    assert found == {"here": (1, 2), "elsewhere": (0, None)}
+
+
+def test_every_round_is_measured_on_the_evaluation_tasks(tmp_path: Path) -> None:
+    for split in ("train", "eval"):
+        (tmp_path / f"{split}.json").write_text(f'[{{"id": "{split}-a"}}, {{"id": "{split}-b"}}]')
+    tasks = [f"environment.tasks={tmp_path}/train.json", f"environment.eval_tasks={tmp_path}/eval.json"]
+    run(tmp_path, *tasks, "evolve.rounds=1")
+    for folder in sorted((tmp_path / "run").glob("round_*")):
+        with TrajectoryStore(folder / "episodes.sqlite", read_only=True) as store:
+            played = {one.split: {one.task_id for one in store.list(split=one.split)} for one in store.list()}
+        assert played["test"] == {"eval-a", "eval-b"}
+        assert played.get("train", {"train-a"}) <= {"train-a", "train-b"}
 
 
 class Killed(BaseException):

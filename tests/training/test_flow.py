@@ -161,6 +161,27 @@ async def test_a_straggler_holds_nobody_and_is_dropped_once_it_is_too_old():
     await run.flow.give_up("run ended")
 
 
+@pytest.mark.parametrize(("versions", "learned"), [([[4, 5], [5, 5]], True), ([[3, 5], [5, 5]], False)])
+async def test_a_group_is_as_old_as_its_oldest_turn(versions: list[list[int]], learned: bool):
+    """At version 5 and with a staleness of 1 one turn of version 3 makes all of its group too old."""
+    config = settings(staleness=1)
+    config.training.batch_size = config.training.group_size = 2
+    channel = Actors(config)
+    run, ids = Run(config, channel), iter(versions * 8)
+
+    async def play(spec: EpisodeSpec, order: Order) -> Trajectory:
+        first = spec.group_id == names(0)[0]
+        played = Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id)
+        for version in next(ids) if first else [5]:
+            played.turns.append(Turn(Observation("o"), policy_version=version))
+        return played
+
+    channel.play_once, channel.version = play, 5  # type: ignore[method-assign]
+    assert (await run.update() == names(0)) is learned
+    assert run.state.ledger.dropped.get("stale", 0) == (0 if learned else 2)
+    await run.flow.give_up("run ended")
+
+
 async def test_what_is_stale_does_not_make_an_update_smaller():
     config = settings(staleness=1)
     channel = Actors(config)

@@ -100,6 +100,30 @@ async def test_what_cannot_be_played_again_counts_only_where_it_is_believed() ->
     assert believed.spared == {"late": 2}
 
 
+class Remembers(Corridor):
+    """Opens the last door only to who has said one letter all the way."""
+
+    def reset(self, seed: int | None = None, task: Task | None = None) -> str:
+        self.said: list[str] = []
+        return super().reset(seed, task)
+
+    def step(self, action: str) -> Any:
+        self.said.append(action.strip())
+        seen, _, done, info = super().step(action)
+        solved = bool(info["success"]) and len(set(self.said)) == 1
+        return seen, float(solved), done, {"success": solved}
+
+
+async def test_a_beginning_from_which_the_solved_way_leads_nowhere_is_refused() -> None:
+    """Both show the same screens, yet what has solved the task after an 'a' does not after a 'b'."""
+    episodes = [played("aaa", id="solved"), played("bac", id="late")]
+    kept = await credited(*episodes, environment=Corridor(), step_credit="spare")
+    assert kept.spared == {"late": 2}
+    refused = await credited(*episodes, environment=Remembers(), step_credit="spare")
+    assert refused.spared == {}
+    assert refused.metrics == {"count/beginnings_found": 1.0, "count/beginnings_refused": 1.0}
+
+
 RUN = [
     *("model.model_name=uirl/tiny-lm", "model.tiny.hidden_size=32", "training.seed=1"),
     *("environment.name=tests.pipelines.corridor:Corridor", "inference.max_tokens=4"),

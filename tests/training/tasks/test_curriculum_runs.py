@@ -12,7 +12,7 @@ import pytest
 from tests.training.tasks.letters import COUNT, Letters
 from tests.training.test_loop import digits, settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, UniformTasks, read_metrics
-from uirl.curriculum import LEVELS
+from uirl.curriculum import LEVELS, TaskCurriculum
 from uirl.errors import ConfigError
 
 LETTERS = "tests.training.tasks.letters:Letters"
@@ -68,10 +68,20 @@ def test_what_is_always_or_never_solved_is_played_less_and_all_of_it_is_told(
     )
 
 
-def test_groups_without_a_difference_are_replaced_and_counted_for_their_level(tmp_path: Path) -> None:
+def test_groups_without_a_difference_are_replaced_and_counted_for_their_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, update_group = Counter[str](), TaskCurriculum.update_group
+
+    def hear(curriculum: TaskCurriculum, name: str, outcomes: list[bool], **options: Any) -> None:
+        heard[name] += len(outcomes)
+        update_group(curriculum, name, outcomes, **options)
+
+    monkeypatch.setattr(TaskCurriculum, "update_group", hear)
     config = config_of(tmp_path)
     config.algorithm.max_resamples = 4
     summary, rows, played = run(config)
+    assert heard == played, "of a group that is replaced it hears too: that it held no signal is what it has to know"
     replaced = sum(row["count/replaced_groups"] for row in rows)
     assert replaced > 0
     assert summary["curriculum"]["draws"] * 4 == sum(played.values()) == 320 + 4 * replaced
