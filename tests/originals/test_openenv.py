@@ -56,11 +56,11 @@ def test_repl_is_opened_though_it_has_no_state_before_its_reset() -> None:
 
 def test_grid_and_maze_say_what_is_no_action() -> None:
     _, _, results, _ = replayed("grid_world_env")
-    assert [result.reward for result in results] == [-0.1, -0.1, -0.1, 0.0]
+    assert [result.reward for result in results] == [-0.1, -0.1, -0.1, -0.1]  # the worst so far, for what is no action
     assert texts(results)[1].splitlines()[:2] == ["x: 1", "y: 1"]
     assert "Input should be 'UP', 'DOWN', 'LEFT' or 'RIGHT'" in texts(results)[3]
     _, _, results, _ = replayed("maze_env")
-    assert [result.reward for result in results] == [-0.75, -0.05, 0.0]
+    assert [result.reward for result in results] == [-0.75, -0.05, -0.75]
     assert "action: Input should be a valid integer" in texts(results)[2]
 
 
