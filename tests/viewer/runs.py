@@ -56,7 +56,17 @@ def make_run(path: Path, trajectories: Sequence[Trajectory] = (), rows: int = 3,
     run = RunDirectory.open(path)
     with MetricsLogger(run.metrics_path) as log:
         for step in range(1, rows + 1):
-            log.log(step, {"success": 0.5, "trajectories": 8, "reward": 0.1 * step, "policy_loss": 0.2})
+            log.log(
+                step,
+                {
+                    "success": 0.5,
+                    "success_low": 0.2,
+                    "success_high": 0.8,
+                    "trajectories": 8,
+                    "reward": 0.1 * step,
+                    "policy_loss": 0.2,
+                },
+            )
     with TrajectoryStore(run.trajectories_path) as store:
         for i, one in enumerate(trajectories):
             store.add(one, step=i + 1)

@@ -98,7 +98,7 @@ def test_a_verdict_that_is_replaced_later_is_listed_filtered_and_counted(client,
         store.set_verdict("b", Verdict(1.0, True))
         store.set_verdict("a/1", Verdict(0.0, False))
     page = get(client, LIST)
-    assert [(row["verdict"], row["success"]) for row in page["rows"]] == [(None, None), (True, True), (False, False)]
+    assert [(row["verdict"], row["success"]) for row in page["rows"]] == [(None, False), (True, True), (False, False)]
     assert [row["id"] for row in get(client, f"{LIST}?verdict=false")["rows"]] == ["a/1"]
     assert [row["id"] for row in get(client, f"{LIST}?success=true")["rows"]] == ["b"]
     assert get(client, "/api/runs/first/facets")["success"] == [[None, 1], [False, 1], [True, 1]]

@@ -78,7 +78,13 @@ async def coloured(tab: Tab) -> tuple[int, int]:
 
 async def test_a_band_has_the_colour_of_its_line_and_goes_with_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rows=0)
-    log(run, *({"step": n, "eval/success": 0.5, "success": 0.5, "trajectories": 8} for n in range(1, 9)))
+    log(
+        run,
+        *(
+            {"step": n, "eval/success": 0.5, "success": 0.5, "success_low": 0.2, "success_high": 0.8}
+            for n in range(1, 9)
+        ),
+    )
     with viewer(run) as address:
         async with browsing(address) as tab:
             await tab.goto("#/run/run")
