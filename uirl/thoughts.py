@@ -70,10 +70,10 @@ def next_end_of_thought(text: str, start: int, stop: int) -> int:
     return match.start() if match else -1
 
 
-def end_of_thought(text: str) -> int:
+def end_of_thought(text: str, thoughts: Thoughts | None = None) -> int:
     """Return where the thought that a reply without calls begins with ends; 0: there is none. One that is never closed
-    goes to the end."""
-    thoughts = Thoughts(text)
+    goes to the end. `thoughts`: those of `text`, where they were read before."""
+    thoughts = thoughts or Thoughts(text)
     if thoughts.in_words:
         return thoughts.in_words if thoughts.in_words > 0 else len(text)
     end = max(thoughts.skip(0, -1)[0], 0)

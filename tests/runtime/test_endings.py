@@ -53,9 +53,9 @@ async def test_an_actor_that_was_killed() -> None:
 
 
 async def test_an_actor_under_ray_that_was_killed() -> None:
-    async def work(way: Any) -> tuple[int, str]:
+    async def work(way: Any, made: bytes | None) -> tuple[int, str]:
         return 137, ""
 
     handle, unused = SimpleNamespace(work=SimpleNamespace(remote=work)), Any
     way: Any = unused
-    assert MEMORY in await RayActor(handle, way, Place("Ray process 7", "host")).ended()
+    assert MEMORY in await RayActor(handle, way, None, Place("Ray process 7", "host")).ended()

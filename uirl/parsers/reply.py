@@ -67,7 +67,7 @@ def _walk(form: Format, text: str, tools: Tools) -> Action:
         if closed >= 0:
             calls.clear()
             thought_end = closed
-        if end < 0 and not calls and end_of_thought(text) == len(text):
+        if end < 0 and not calls and end_of_thought(text, thoughts) == len(text):
             return Action(text, thought=text)
         if position < 0 or end < 0:
             return Action(text, tuple(calls), text_before(text, first if calls else thought_end))

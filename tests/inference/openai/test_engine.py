@@ -161,7 +161,7 @@ async def test_replies_without_log_probs_are_refused_in_training(make: Any, lm: 
     asked = asked_of(ChatRenderer(lm))
 
     class Context:
-        prompt_ids, images, messages = asked.prompt_ids, (), asked.messages
+        prompt_ids, images, messages, starts_segment = asked.prompt_ids, (), asked.messages, True
 
     with pytest.raises(ContractError, match="unfit for training"):
         await EngineAgent(engine, asked.sampling, "x").act(Context, None, 1, 8)  # type: ignore[arg-type]
