@@ -167,11 +167,13 @@ class Evolution:
             warm = WarmStart(parts, channel, Interrupt(), lambda step, row: None, self._speakers)
             newest = latest_checkpoint(folder.checkpoints)
             if newest is not None:
-                warm.load_state_dict(load_checkpoint(newest, parts.learner))
+                known = load_checkpoint(newest, parts.learner)
+                self._speakers.update(known.get("speakers", ()))
+                warm.load_state_dict(known)
 
             def keep() -> None:
                 if clock.due():
-                    started, state = time.monotonic(), warm.state_dict()
+                    started, state = time.monotonic(), warm.state_dict() | {"speakers": sorted(self._speakers)}
                     place = folder.checkpoints / f"step_{state['step']:06d}"
                     save_checkpoint(place, parts.learner, state, keep_last_n=1)
                     clock.saved(started)
