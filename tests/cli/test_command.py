@@ -464,3 +464,24 @@ def test_a_checkpoint_that_asks_for_code_is_refused_in_python_too(tmp_path: Path
     with pytest.raises(ConfigError, match="pass trust_remote_code=True"):
         load_policy(folder)
     assert load_policy(folder, trust_remote_code=False).loaded.name
+
+
+def test_an_interrupted_command_ends_in_order_while_threads_compute() -> None:
+    code = """
+import argparse, sys, threading, torch
+from uirl.cli import main as command
+
+def busy(options):
+    matrix = torch.randn(300, 300)
+    def compute():
+        while True:
+            matrix @ matrix
+    for _ in range(4):
+        threading.Thread(target=compute, daemon=True).start()
+    raise KeyboardInterrupt
+
+command._options = lambda arguments: argparse.Namespace(run=busy)
+sys.exit(command.main())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    assert (ended.returncode, ended.stderr) == (130, "uirl: interrupted\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
@@ -27,9 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(_options(arguments))
         for output in outputs:
             output.flush()
+        if status == INTERRUPTED and arguments is None:
+            _leave(status)
         return UNREAD if status == 0 and any(output.gone for output in outputs) else status
 
 
+INTERRUPTED = 130
 UNREAD = 141
 """As of SIGPIPE: the reader left, as that of `uirl environments | head -1`."""
 
@@ -45,7 +49,15 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     except KeyboardInterrupt:
         print("uirl: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process without the interpreter's own end, which aborts where a thread still computes in torch."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -165,8 +177,8 @@ def _train(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"uirl: interrupted; {_how_to_go_on(trainer)}", file=sys.stderr, flush=True)
         if trainer.busy:
-            os._exit(130)  # a second Ctrl-C: what still runs on other threads is not waited for
-        return 130
+            os._exit(INTERRUPTED)  # a second Ctrl-C: what still runs on other threads is not waited for
+        return INTERRUPTED
     finally:
         trainer.cleanup()
     return 0
