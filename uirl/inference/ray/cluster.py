@@ -78,6 +78,8 @@ class RayCluster:
 
 def import_ray() -> Any:
     """Return the module. Raises ConfigError where it is not installed."""
+    # Ray's handler of fatal signals takes SIGTERM for one, and would end the process that has to save first
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     try:
         import ray
     except ImportError as error:
