@@ -63,6 +63,8 @@ class Actor:
 
     async def _play(self, spec: EpisodeSpec, order: Order) -> Played:
         self.playing.append(spec.trajectory_id)
+        if self.behaviour.get("dies playing"):
+            self.end("it was killed by SIGKILL")
         try:
             while not self.release.is_set() and spec.trajectory_id not in self.finished:
                 await asyncio.sleep(0.001)
@@ -272,6 +274,30 @@ async def test_an_actor_that_dies_at_every_start_ends_the_run_with_its_words() -
         with pytest.raises(ProcessLost, match="died 3 times"):
             await play(pool, "b")
         assert len(launcher.actors) == 3
+
+
+async def test_actors_that_die_with_every_episode_end_the_run_and_say_what_ended_them() -> None:
+    launcher = FakeLauncher({"dies playing": True})
+    async with pool_of(launcher) as pool:
+        with pytest.raises(ProcessLost, match="died 12 times in a row with .*: it was killed by SIGKILL.*\n?out of"):
+            for number in range(100):
+                with pytest.raises(ActorFailure):
+                    await play(pool, f"a-{number}")
+
+
+async def test_an_episode_that_is_finished_forgives_the_deaths_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "VAIN_DEATHS", 2)
+    launcher = FakeLauncher(*[{"dies playing": True}, {}] * 3)
+    async with pool_of(launcher, 1) as pool:
+        for life in range(1, 6, 2):
+            with pytest.raises(ActorFailure):
+                await play(pool, "lost")
+            played = play(pool, "played")
+            await until(lambda life=life: len(launcher.actors) > life and bool(launcher.actors[life].playing))
+            launcher.actors[life].release.set()
+            await played
+            launcher.actors[life].end("it ended with status 1")
+            await until(lambda life=life: pool.deaths == life + 1)
 
 
 async def test_deaths_at_the_start_are_forgotten_once_it_plays() -> None:

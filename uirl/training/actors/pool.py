@@ -31,6 +31,9 @@ START_SECONDS = 300.0
 """That an actor has from its start until it can play: it may have to read a large tokenizer from a slow disk."""
 START_ATTEMPTS = 3
 """Deaths in a row before it could play, after which the run stops."""
+VAIN_DEATHS = 6
+"""Deaths per actor of the run, with episodes under way and none finished by any of them meanwhile, after which the run
+stops: what is played ends their processes."""
 STOP_SECONDS = 20.0
 """That an actor has to close its environments when the run ends."""
 END_SECONDS = 10.0
@@ -58,6 +61,8 @@ class Seat:
     active: int = 0
     finished: int = 0
     """Episodes that this incarnation played to their end."""
+    begun: bool = False
+    """Whether this incarnation was given an episode."""
     peer: Peer | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     early_deaths: int = 0
@@ -105,6 +110,8 @@ class ActorPool:
         self._launcher, self._job, self._made, self._engine, self._probe = launcher, job, made, engine, probe
         self._waiting: deque[asyncio.Future[Seat]] = deque()
         self._keepers: list[asyncio.Task[None]] = []
+        self._vain_deaths = 0
+        """Of actors that had been given episodes and finished none, since any of them finished one."""
         self._error: BaseException | None = None
         self._closing = False
         self._leaving: set[asyncio.Future[str]] = set()
@@ -124,11 +131,13 @@ class ActorPool:
         """Play one attempt on the actor that has the fewest episodes.
 
         Raises ActorFailure where the actor is lost meanwhile, and what ends the run: ProcessLost where actors die
-        before they can play, what broke an actor for good, what a wrong config raises in it.
+        again and again before they can play, or before any of them finishes an episode; what broke an actor for good;
+        what a wrong config raises in it.
         """
         seat = await self._lease()
         peer, incarnation = seat.peer, seat.incarnation
         assert peer is not None
+        seat.begun = True
         try:
             played: Played = await peer.call("play", spec, order, returns=Played)
             if seat.incarnation == incarnation and played.stuck >= STUCK_CALLS:
@@ -138,7 +147,7 @@ class ActorPool:
         finally:
             if seat.incarnation == incarnation:
                 self._give_back(seat)
-        seat.finished += 1
+        seat.finished, self._vain_deaths = seat.finished + 1, 0
         return played
 
     async def close(self) -> None:
@@ -265,7 +274,7 @@ class ActorPool:
         while not self._closing and self._error is None:
             seat.incarnation += 1
             seat.peer, seat.pid, seat.places, seat.active, seat.finished = None, None, 0, 0, 0
-            seat.leaving = None
+            seat.begun, seat.leaving = False, None
             seat.ready.clear()
             self._change(seat, "starting")
             words = ""
@@ -305,12 +314,22 @@ class ActorPool:
         self.deaths += 1
         seat.idle_lives = 0 if seat.finished else seat.idle_lives + 1
         seat.early_deaths = 0 if was_ready else seat.early_deaths + 1
+        self._vain_deaths += seat.begun and not seat.finished
+        said = f"It said:\n{words}" if words else "It said nothing."
         if seat.early_deaths >= START_ATTEMPTS:
-            said = f"It said:\n{words}" if words else "It said nothing."
             self._break(
                 ProcessLost(
                     f"{seat.name} died {seat.early_deaths} times in a row before it could play; the last time: "
                     f"{reason}. {said}"
+                )
+            )
+        elif self._vain_deaths >= VAIN_DEATHS * len(self.seats):
+            self._break(
+                ProcessLost(
+                    f"actors died {self._vain_deaths} times in a row with episodes under way, and finished none "
+                    f"meanwhile; the last was {seat.name}: {reason}. Expected the environment to leave its process "
+                    "alive: call its `reset` and `step` in a script of your own to see what ends it (a crash in C, "
+                    f"os._exit, a signal, memory). {said}"
                 )
             )
 
