@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,14 +146,20 @@ def test_what_was_heard_once_holds_for_the_whole_run_and_after_a_resume() -> Non
     assert report_on([ended(), ended()], speakers=resumed.speakers).success == 0.0
 
 
-def test_an_evaluation_in_which_nobody_spoke_yet_is_one_without_a_success_once_somebody_did() -> None:
-    state = RunState(before={"success": None, "episodes": 16, "judged": 0, "environments": ["late"]})
-    state.settle_before()
+def test_what_was_counted_before_anybody_spoke_is_unsolved_once_somebody_did() -> None:
+    state = RunState(before=report_on([ended(environment="late")] * 2 + [ended(True, environment="early")]).tally)
+    state.add(
+        [ended(environment="late")] * 4 + [ended(environment="mute"), ended(failure=Failure("engine", "gone"))], []
+    )
+    state = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    state.settle()
     assert state.before is not None
-    assert state.before["success"] is None
+    assert (state.before.success, state.before.judged, state.before.evidence, state.tally.judged) == (1.0, 1, 3, 0)
     state.speakers.add("late")
-    state.settle_before()
-    assert (state.before["success"], state.before["judged"]) == (0.0, 16)
+    for _ in range(2):  # once is enough
+        state.settle()
+        assert (state.before.success, state.before.judged, state.before.evidence) == (1 / 3, 3, 3)
+        assert (state.tally.success, state.tally.judged, state.tally.success_if_lost) == (0.0, 4, 0.0)
 
 
 def test_the_store_agrees_whenever_the_word_comes(tmp_path: Path) -> None:

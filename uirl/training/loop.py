@@ -268,7 +268,7 @@ class RLTrainer:
             await self._warm_start(channel)
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
-        state.before = before.to_dict() | {"environments": sorted({t.task.environment for t in before.trajectories})}
+        state.before, state.reward_before = before.tally, before.reward
         say(f"before reinforcement learning: success {before.words()}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
@@ -324,7 +324,7 @@ class RLTrainer:
             metric = measured_by(after)
             playing = play_controls(self._parts, channel, state.speakers, episodes=episodes, metric=metric)
             controls = await self._interrupt.give_up(playing)
-        state.settle_before()
+        state.settle()
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
         policy = self.learner.policy

@@ -28,17 +28,17 @@ def summary_of(
     policy: Policy,
 ) -> dict[str, Any]:
     """Return the content of summary.json: `state` is that of the run, `after` its last evaluation."""
-    before = state.before or {}
+    before = state.before or Tally()
     return {
-        "success_before": before.get("success"),
+        "success_before": before.success,
         "success_after": after.success,
         "success_after_interval": list(after.interval) if after.interval else None,
-        "judged_before": before.get("judged"),
+        "judged_before": before.judged,
         "judged_after": after.judged,
         "evaluated": {"episodes": after.episodes, "instances": after.instances},
         "held_out": None if after.held_out is None else after.held_out.to_dict(),
         "success_after_corrected": after.corrected,
-        "reward_before": before.get("reward"),
+        "reward_before": state.reward_before,
         "reward_after": after.reward,
         "controls": controls,
         "controls_metric": measured_by(after),
@@ -49,7 +49,7 @@ def summary_of(
         "warm_start": state.warm,
         "excluded": {
             "training": state.tally.report(),
-            "before": before.get("excluded"),
+            "before": before.report(),
             "after": after.tally.report(),
         },
         "ledger": state.ledger.report(),
@@ -166,11 +166,9 @@ def warn_of_nothing_learned(ledger: Ledger) -> None:
         say(f"NOTHING WAS LEARNED, no update took a step: {ledger.words()}. {NO_SIGNAL}")
 
 
-def _judged(report: Mapping[str, Any] | None) -> str:
-    """Return ', 128 of 128 judged' of a stored report; empty for one that does not say."""
-    if report is None or "judged" not in report:
-        return ""
-    return f", {report['judged']} of {report['episodes']} judged"
+def _judged(tally: Tally | None) -> str:
+    """Return ', 128 of 128 judged'; empty where nothing was evaluated."""
+    return "" if tally is None else f", {tally.judged} of {tally.evidence} judged"
 
 
 def _short(value: float | None) -> str:

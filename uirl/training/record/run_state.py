@@ -36,8 +36,10 @@ class RunState:
     """The state of an unfinished warm start."""
     warm: dict[str, Any] | None = None
     """What the warm start did."""
-    before: dict[str, Any] | None = None
-    """The evaluation before the first update."""
+    before: Tally | None = None
+    """Of the evaluation before the first update; None: it is still to come."""
+    reward_before: float | None = None
+    """The mean reward of its episodes."""
     speakers: set[str] = field(default_factory=set)
     """The environments that were heard to say what success is: see `uirl.success`."""
     held_out: float | None = None
@@ -57,6 +59,7 @@ class RunState:
         """Return plain data, from which `from_dict` makes an equal state."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {
             "tally": self.tally.to_dict(),
+            "before": None if self.before is None else self.before.to_dict(),
             "trained": packed(self.trained),
             "ledger": self.ledger.to_dict(),
             "speakers": sorted(self.speakers),
@@ -66,8 +69,9 @@ class RunState:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the inverse of `to_dict`. What `values` lack is as in a fresh state."""
         fields_of_state = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-        if "tally" in fields_of_state:
-            fields_of_state["tally"] = Tally.from_dict(fields_of_state["tally"])
+        for name in ("tally", "before"):
+            if fields_of_state.get(name) is not None:
+                fields_of_state[name] = Tally.from_dict(fields_of_state[name])
         if "ledger" in fields_of_state:
             fields_of_state["ledger"] = Ledger.from_dict(fields_of_state["ledger"])
         if "speakers" in fields_of_state:
@@ -86,14 +90,11 @@ class RunState:
         self.tally.add(played, attempts, given_up)
         self.trained |= fingerprints_of(played)
 
-    def settle_before(self) -> None:
-        """Make the success of the first evaluation 0 where all its episodes ended without a word and every environment
-        of theirs was heard since: nobody solved a task then."""
-        before = self.before
-        if before is None or before.get("success") is not None or not before.get("episodes"):
-            return
-        if set(before.get("environments", ("",))) <= self.speakers:
-            self.before = before | {"success": 0.0, "judged": before["episodes"]}
+    def settle(self) -> None:
+        """Count the episodes that ended without a word, before their environment was first heard, as unsolved."""
+        for tally in (self.tally, self.before):
+            if tally is not None:
+                tally.settle(self.speakers)
 
     def place(self) -> str:
         """Return 'step 12', 'step 0 (after 40 steps of the warm start)'."""

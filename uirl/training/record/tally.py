@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from uirl.success import is_silent
 from uirl.types import Trajectory
 
 NOTEWORTHY = 0.05
@@ -28,6 +29,8 @@ class Tally:
     success rate and no advantage."""
     failed_attempts: Counter[str] = field(default_factory=Counter)
     """Kind of failure -> attempts that failed and were repeated."""
+    silent: Counter[str] = field(default_factory=Counter)
+    """Environment -> episodes that ended without a word of whether they are solved: see `settle`."""
 
     def add(
         self,
@@ -44,6 +47,17 @@ class Tally:
         successes = [t.success for t in played if t.failure is None and t.success is not None]
         self.judged += len(successes)
         self.wins += sum(map(bool, successes))
+        self.silent.update(t.task.environment for t in played if is_silent(t))
+
+    def settle(self, speakers: Set[str]) -> None:
+        """Count the silent episodes of `speakers`, the environments that were heard since, as unsolved."""
+        for name in speakers & self.silent.keys():
+            self.judged += self.silent.pop(name)
+
+    @property
+    def evidence(self) -> int:
+        """Episodes that are evidence."""
+        return self.episodes - self.excluded.total()
 
     @property
     def unseen(self) -> int:
@@ -81,17 +95,18 @@ class Tally:
             "wins": self.wins,
             "excluded": dict(sorted(self.excluded.items())),
             "failed_attempts": dict(sorted(self.failed_attempts.items())),
+            "silent": dict(sorted(self.silent.items())),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the inverse of `to_dict`."""
-        counters = {name: Counter(values[name]) for name in ("excluded", "failed_attempts")}
+        counters = {name: Counter(values.get(name, {})) for name in ("excluded", "failed_attempts", "silent")}
         return cls(values["episodes"], values["judged"], values["wins"], **counters)
 
     def report(self) -> dict[str, Any]:
         """Return what a summary says."""
-        counts = {name: value for name, value in self.to_dict().items() if name != "wins"}
+        counts = {name: value for name, value in self.to_dict().items() if name not in ("wins", "silent")}
         return counts | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
 
     def words(self) -> str:
