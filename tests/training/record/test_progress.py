@@ -139,10 +139,11 @@ def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> 
         assert heard.wait(30)
 
 
-async def test_episodes_are_counted_as_they_end_and_the_hook_stays() -> None:
+async def test_episodes_are_counted_as_they_end_and_the_hook_stays(capsys: pytest.CaptureFixture[str]) -> None:
     class Collects:
         on_finished: Any = None
 
+    progress.forget_failures()
     collector, kept = Collects(), []
     collector.on_finished = hook = kept.append
     lost, won = Trajectory(failure=Failure("actor", "gone")), Trajectory()
@@ -154,3 +155,4 @@ async def test_episodes_are_counted_as_they_end_and_the_hook_stays() -> None:
         assert activity.line(activity.started) == "an evaluation: 1 of 2 episodes, 1 attempts failed, 0 s"
     assert kept == [won, lost]
     assert collector.on_finished is hook
+    assert capsys.readouterr().out == "an attempt at an episode failed (actor): gone\n"

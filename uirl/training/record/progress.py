@@ -66,6 +66,21 @@ class Activity:
         return f"{self.what}{count}, {now - self.started:.0f} s" + (f"; waits for {waits_for}" if waits_for else "")
 
 
+class FailureNews:
+    """Says why attempts at episodes fail: at the first of each kind, the tenth, the hundredth and so on."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def tell(self, failure: Failure) -> None:
+        """Count a failure; say it where it is time to."""
+        self._counts[failure.kind] += 1
+        count = self._counts[failure.kind]
+        if is_round(count):
+            what = "an attempt at an episode" if count == 1 else f"{count} attempts at episodes"
+            say(f"{what} failed ({failure.kind}){', the last' if count > 1 else ''}: {failure.message}")
+
+
 class _Watch:
     """Says what is going on where nothing was said for a while; on a thread, since the work may block every loop."""
 
@@ -73,6 +88,8 @@ class _Watch:
         self.last_words = self.busy_since = time.monotonic()
         self.last_end = -PAUSE
         self.activities: list[Activity] = []
+        self.news = FailureNews()
+        """Of the run that goes on."""
         self.board: Board | None = None
         """Where what goes on is shown all the time; None: it is said."""
         self.stop_board: Callable[[], None] = _nothing
@@ -148,6 +165,16 @@ def leave_board() -> None:
     stop()
 
 
+def forget_failures() -> None:
+    """Let the next failure be the first: another run begins."""
+    _watch.news = FailureNews()
+
+
+def tell_failure(failure: Failure) -> None:
+    """Say why an attempt at an episode failed, now and then: see `FailureNews`."""
+    _watch.news.tell(failure)
+
+
 def tell_progress(what: str, done: int, total: int) -> None:
     """Show how far a stretch of work is, where there is a board."""
     if _watch.board is not None:
@@ -187,7 +214,7 @@ def doing(what: str, total: int | None = None) -> Iterator[Activity]:
 
 @contextlib.contextmanager
 def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
-    """Return a context like `doing` for episodes of `player`, which are counted as they end."""
+    """Return a context like `doing` for episodes of `player`, which are counted as they end; why some fail is said."""
     hook = player.on_finished
     with doing(what, total) as activity:
 
@@ -196,6 +223,7 @@ def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
                 activity.done += 1
             else:
                 activity.failed += 1
+                tell_failure(trajectory.failure)
             if hook is not None:
                 hook(trajectory)
 
@@ -204,21 +232,6 @@ def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
             yield
         finally:
             player.on_finished = hook
-
-
-class FailureNews:
-    """Says why attempts at episodes fail: at the first of each kind, the tenth, the hundredth and so on."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def tell(self, failure: Failure) -> None:
-        """Count a failure; say it where it is time to."""
-        self._counts[failure.kind] += 1
-        count = self._counts[failure.kind]
-        if is_round(count):
-            what = "an attempt at an episode" if count == 1 else f"{count} attempts at episodes"
-            say(f"{what} failed ({failure.kind}){', the last' if count > 1 else ''}: {failure.message}")
 
 
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.success import UNSAID
 from uirl.training.record.curve import draw_curve
 from uirl.training.record.instances import interval_by_instance
-from uirl.training.record.progress import FailureNews, say, tell_earlier
+from uirl.training.record.progress import forget_failures, say, tell_earlier, tell_failure
 from uirl.training.record.run_state import RunState
 from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import checkpoints_of, open_run, set_later_aside
@@ -44,7 +44,7 @@ class RunRecord:
         self._soon_of: tuple[int, str] | None = None
         """Step and split of what waits there."""
         self._logger: MetricsLogger | None = None
-        self._news = FailureNews()
+        forget_failures()
 
     @classmethod
     def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
@@ -122,7 +122,7 @@ class RunRecord:
         """Write an episode down with those that end in the same turn of the event loop; see `WrittenTogether`. Why it
         failed is said too, now and then."""
         if trajectory.failure is not None:
-            self._news.tell(trajectory.failure)
+            tell_failure(trajectory.failure)
         if self._store is None:
             return
         if self._soon is None or self._soon_of != (step, split):
