@@ -27,6 +27,7 @@ SHARPNESS = 4.0
 """Factor of the last norm. With the usual 0.02 of random weights a reply would be drawn from a nearly flat
 distribution, in which rounding shows less than in that of a trained model."""
 _TINY = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+_TINY |= {"bos_token_id": 1, "eos_token_id": 2}  # those of the full vocabulary have no row here
 _TINY |= {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 600}
 _TINY_VISION = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "out_hidden_size": 64}
 

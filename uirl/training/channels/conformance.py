@@ -19,7 +19,7 @@ from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel, Group, GroupRules
 from uirl.types import Action, Task, Trajectory
 
-WAIT = 120.0
+WAIT = 600.0
 """Seconds after which an answer counts as missing."""
 MakeChannel = Callable[[Assembly, GroupRules], Channel]
 
