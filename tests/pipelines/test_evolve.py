@@ -281,6 +281,27 @@ def test_beginnings_by_the_judge_need_no_solved_episode(tmp_path: Path) -> None:
     assert found["select"]["beginnings"] > 0
 
 
+def test_what_started_behind_a_beginning_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "evolve.restarts=1.0")
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("round 2/2  success"))
+    first, second = (tmp_path / "run" / name for name in ("round_01", "round_02"))
+    with TrajectoryStore(first / "episodes.sqlite", read_only=True) as store:
+        earlier = {one.seed for one in store}
+    with TrajectoryStore(second / "episodes.sqlite", read_only=True) as store:
+        played = [store.get(one.id) for one in store.list(split="train")]
+    behind = [bool(one.success) for one in played if one.seed in earlier]  # in an instance of the round before
+    others = [bool(one.success) for one in played if one.seed not in earlier]
+    assert len(behind) == 4
+    told = (
+        f"solved {sum(others)} of {len(others)} from the start, {sum(behind)} of {len(behind)} behind a beginning, kept"
+    )
+    assert told in line
+    card = json.loads((second / "data_card.json").read_text())
+    assert card["started_behind"] == {"episodes": len(behind), "solved": sum(behind)}
+    assert card["solved"] == sum(behind) + sum(others)
+    assert f"| of these, started behind a beginning: solved | {sum(behind)} |" in (second / "README.md").read_text()
+
+
 def test_corrections_are_learned_exported_and_counted(tmp_path: Path) -> None:
     evolution = made(tmp_path, "evolve.corrections=true", "evolve.restarts=1.0")
     try:

@@ -18,12 +18,14 @@ def data_card(
     store: TrajectoryStore,
     selection: Selection,
     found: Mapping[str, int],
+    behind: Mapping[str, int],
     *,
     policy: str,
     hashes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the card of a round. `found`: what the search for beginnings counted; `policy`: hash of the policy that
-    played; `hashes`: of the files."""
+    """Return the card of a round. `found`: what the search for beginnings counted; `behind`: episodes that started
+    behind a beginning, and how many of them are solved; `policy`: hash of the policy that played; `hashes`: of the
+    files."""
     played = store.list(split="train")
     kept = Counter(one.kind for one in selection.kept)
     by_task: dict[str, Counter[str]] = {}
@@ -40,6 +42,7 @@ def data_card(
         "seed": config.training.seed,
         "episodes": len(played),
         "solved": sum(one.success is True and one.failure is None for one in played),
+        "started_behind": dict(behind),
         "kept": dict(sorted(kept.items())),
         "kept_turns": sum(example.turns for example in selection.kept),
         "left_out": dict(sorted(selection.left_out.items())),
@@ -61,7 +64,9 @@ def _verifier(config: ConfigStore) -> dict[str, Any]:
 
 def as_markdown(card: Mapping[str, Any]) -> str:
     """Return the card for people, with the head that dataset pages read."""
-    rows = [("episodes played", card["episodes"]), ("solved", card["solved"])]
+    rows, behind = [("episodes played", card["episodes"]), ("solved", card["solved"])], card["started_behind"]
+    if behind["episodes"]:
+        rows += [(f"of these, started behind a beginning: {name}", behind[name]) for name in ("episodes", "solved")]
     rows += [(f"kept: {kind}", count) for kind, count in card["kept"].items()]
     rows += [(f"left out: {reason}", count) for reason, count in card["left_out"].items()]
     rows += [(f"beginnings: {what}", count) for what, count in card["beginnings"].items()]

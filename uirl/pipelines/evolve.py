@@ -200,9 +200,12 @@ class Evolution:
             if first and all(one.failure is not None for one in store.list(split="train")):
                 require_evidence([store.get(first[0].id)], "of this round, which leave nothing to learn from,")
             solved = store.count(split="train", success=True)
-            report_to(source, store, folder.number, {spec.group_id for spec in specs if spec.start})
+            behind = {spec.group_id for spec in specs if spec.start}
+            report_to(source, store, folder.number, behind)
+            of_these = sum(one.group_id in behind for one in store.list(split="train", success=True))
             self._speakers |= store.speakers
-        facts = {"episodes": len(specs), "solved": solved, "played_now": played, "started_behind": len(starts)}
+        facts: dict[str, Any] = {"episodes": len(specs), "solved": solved, "played_now": played}
+        facts |= {"started_behind": {"episodes": len(behind) * settings.group_size, "solved": of_these}}
         return facts | {"tasks": source.state_dict()}
 
     async def _verify(self, folder: RoundFolder) -> dict[str, Any]:
@@ -309,7 +312,8 @@ class Evolution:
         found = folder.facts()["verify"]["beginnings"]
         policy = hash_of_weights(self._checkpoint(folder.number - 1))
         hashes = folder.hashes()
-        card = data_card(self.config, folder.number, store, chosen, found, policy=policy, hashes=hashes)
+        behind = folder.facts()["collect"]["started_behind"]
+        card = data_card(self.config, folder.number, store, chosen, found, behind, policy=policy, hashes=hashes)
         folder.write(folder.card, card)
         write_atomically(folder.path / "README.md", as_markdown(card))
 
@@ -416,8 +420,11 @@ def _line(folder: RoundFolder, rounds: int) -> str:
     told = f"round {folder.number}/{rounds}  success {found['result']}"
     if kept is None:
         return told
-    played = facts["collect"]
-    return (
-        f"{told}  solved {played['solved']} of {played['episodes']}, kept {kept['solved']} and "
-        f"{kept['beginnings']} beginnings" + (f", {kept['corrections']} corrections" * (kept.get("corrections", 0) > 0))
+    played, behind = facts["collect"], facts["collect"]["started_behind"]
+    solved, episodes = played["solved"] - behind["solved"], played["episodes"] - behind["episodes"]
+    told += f"  solved {solved} of {episodes}"
+    if behind["episodes"]:
+        told += f" from the start, {behind['solved']} of {behind['episodes']} behind a beginning"
+    return f"{told}, kept {kept['solved']} and {kept['beginnings']} beginnings" + (
+        f", {kept['corrections']} corrections" * (kept.get("corrections", 0) > 0)
     )
