@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 GPU_PARTS := memory update engines attention sleep gap
 
-.PHONY: train test templates test-actors test-large test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
+.PHONY: train test templates test-actors test-slow test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
   bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
@@ -25,9 +25,10 @@ test: setup templates browser sandbox check
 test-actors: setup browser sandbox
 	$(BIN)/python -m pytest -m actors tests
 
-# what waits for a GPU: models of published sizes are traced, and every benchmark for a GPU runs on the CPU with tiny shapes
-test-large: setup
-	$(BIN)/python -m pytest -m large -n 2 tests/training/plan tests/benchmarks
+# what takes minutes of computing: whole runs that learn, every option of a run, plans of models of published sizes, and
+# every benchmark for a GPU on the CPU with tiny shapes
+test-slow: setup browser sandbox
+	$(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder
 
 # against MobileWorld's own agent and server, OpenEnv's own servers and that of ui-verifiers, as they were recorded (a
 # part of `make test`); the recorders beside the tests say how a recording is made

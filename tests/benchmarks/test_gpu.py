@@ -30,7 +30,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     return Setting("cpu", True, tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.large
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "case"), CASES, ids=[f"{part}: {case}" for part, case in CASES])
 def test_every_case_gives_a_row(part: str, case: str, setting: Setting) -> None:
     rows = importlib.import_module(f"benchmarks.gpu_parts.{part}").measure(case, setting)

@@ -18,6 +18,8 @@ import pytest
 from tests.cli.test_command import QUICK
 from uirl.storage import RunDirectory, TrajectoryStore
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 300
 UIRL = [sys.executable, "-m", "uirl"]
 LONG = ["training.num_epochs=1", "training.num_iters_per_epoch=100000"]

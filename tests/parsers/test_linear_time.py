@@ -10,6 +10,8 @@ import pytest
 
 from uirl.parsers import PARSERS, create_parser
 
+pytestmark = pytest.mark.slow
+
 UNITS = (
     "Final Answer: a</think>",
     "Final Answer: a</think>\n",

@@ -23,6 +23,8 @@ from uirl.images import ImageStore
 from uirl.learner import Learner, Policy
 from uirl.types import Sample
 
+pytestmark = pytest.mark.slow
+
 ESTIMATORS = get_args(Estimator)
 _OF_OPTIMIZER = (
     *("learning_rate", "betas", "weight_decay", "warmup_steps", "max_grad_norm"),

@@ -32,6 +32,8 @@ from uirl.rollout.collector import Collector
 from uirl.rollout.episode import Agent, EpisodeSpec
 from uirl.types import Trajectory
 
+pytestmark = pytest.mark.slow
+
 ELSEWHERE = {
     **dict.fromkeys(
         (f"actors.{name}" for name in ActorsConfig.model_fields),

@@ -131,7 +131,7 @@ def launch(folder: Path, estimator: str, resume: bool, then: str = "") -> subpro
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("estimator", [pytest.param("gae", marks=pytest.mark.slow), "grpo"])
 def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator: str) -> None:
     whole = launch(tmp_path / "whole", estimator, resume=False)
     killed = launch(tmp_path / "killed", estimator, resume=False, then=WAITS)  # it ends by the kill alone
@@ -325,6 +325,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     trainer.cleanup()
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     code = PROGRAM.format(root=str(ROOT), folder=str(tmp_path), estimator="gae", resume=False)
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

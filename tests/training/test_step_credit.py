@@ -147,6 +147,7 @@ def trained(folder: Path, *changes: str) -> tuple[float, list[float]]:
         trainer.cleanup()
 
 
+@pytest.mark.slow
 def test_every_key_changes_what_a_run_learns(tmp_path: Path) -> None:
     off, none = trained(tmp_path / "off")
     assert none == []
@@ -163,6 +164,7 @@ def test_every_key_changes_what_a_run_learns(tmp_path: Path) -> None:
     assert len(seen) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["rloo", "turn_level", "gigpo", "reinforce_plus_plus_baseline"])
 def test_it_goes_with_every_estimator_that_compares(tmp_path: Path, estimator: str) -> None:
     chosen = f"training.adv_estimator={estimator}"

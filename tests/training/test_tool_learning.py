@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from uirl import RayPPOTrainer, TrajectoryStore, load_config, read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "calculator.yaml"
 
 
+@pytest.mark.slow
 def test_a_tiny_language_model_learns_to_use_a_calculator(tmp_path: Path) -> None:
     """As far as 0.9, to which it takes less time than to the 0.95 of the whole job."""
     trainer = RayPPOTrainer(load_config(CONFIG, [f"logging.runs_dir={tmp_path}", "training.stop_at_success=0.9"]))

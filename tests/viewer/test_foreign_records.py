@@ -133,7 +133,9 @@ def failures(client: TestClient) -> list[str]:
     return found + [run["problem"] for run in listed if "the viewer failed" in (run["problem"] or "")]
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("header", "turn") else ()) for name in RECORDS]
+)
 def test_no_page_fails_over_a_value_of_another_kind(run: Path, client: TestClient, name: str) -> None:
     read, write = RECORDS[name]
     whole = json.loads(read(run)) if name != "config" else json.loads((run / "config.yaml").read_text())

@@ -29,7 +29,7 @@ def test_every_file_for_one_gpu_is_planned() -> None:
     assert {f"one_gpu/{path.name}" for path in (CONFIGS / "one_gpu").iterdir()} == FILES.keys() - {"mobile_world.yaml"}
 
 
-@pytest.mark.large
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_fits_its_gpu(file: str, tmp_path: Path) -> None:
     name, gpu, picture = FILES[file]

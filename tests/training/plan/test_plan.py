@@ -22,6 +22,8 @@ from uirl.training.plan.plan import PROCESS, Plan, plan_of
 from uirl.training.plan.rehearsal import Rehearsal
 from uirl.training.plan.workload import workload_of
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["inference.max_tokens=16", "inference.max_turns=2", "training.batch_size=4", "training.minibatches=1"]
 SMALL += ["training.micro_batch_tokens=256", "rollout.max_images=2"]
 LM, VLM = "model.model_name=uirl/tiny-lm", "model.model_name=uirl/tiny-vlm"

@@ -12,6 +12,8 @@ from uirl.training.plan.moment import GIB
 from uirl.training.plan.plan import Plan, Traces, plan_of
 from uirl.training.plan.remedy import advice, remedies
 
+pytestmark = pytest.mark.slow
+
 WINDOW = ["rollout.max_images=3", "rollout.keep_images=2"]
 LORA = ["model.use_lora=true", "model.gradient_checkpointing=true", "model.dtype=bfloat16"]
 

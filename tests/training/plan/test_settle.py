@@ -166,6 +166,7 @@ def test_an_update_is_traced_once_for_configs_that_differ_in_episodes_alone(
     assert fewer[0].parts["activations"] < many[0].parts["activations"]
 
 
+@pytest.mark.slow
 def test_what_plans_have_in_common_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     shapes = plan_module.policy_of_shapes

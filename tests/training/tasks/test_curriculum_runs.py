@@ -88,6 +88,7 @@ def test_groups_without_a_difference_are_replaced_and_counted_for_their_level(
     assert summary["ledger"]["dropped"]["no signal"] >= 4 * replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rejection_sampling"])
 def test_a_continued_run_repeats_every_digit(tmp_path: Path, estimator: str) -> None:
     ends = []
