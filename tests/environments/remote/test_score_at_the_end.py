@@ -39,3 +39,9 @@ def test_a_score_that_is_none_is_a_failure_and_no_reward(lm: LoadedModel, monkey
     monkeypatch.setattr(Clicking, "score_now", lambda self: ("much", {}))
     with faulty_native() as (url, _):
         expect_failures(play(lm, native(url)), "environment", "returned the reward")
+
+
+def test_what_a_mistake_costs_is_known_at_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clicking, "mistake_reward", -1.5)
+    with faulty_native() as (url, _):
+        assert native(url).mistake_reward == -1.5

@@ -306,7 +306,7 @@ def test_ctrl_c_is_the_learners_affair(tmp_path: Path, start: Callable[..., Run]
 
 
 def test_what_an_environment_prints_comes_with_the_name_of_its_actor(tmp_path: Path, start: Callable[..., Run]) -> None:
-    run = start(own(tmp_path), training={"num_iters_per_epoch": 1000})
+    run = start(own(tmp_path, seconds=0.05), training={"num_iters_per_epoch": 1000})
 
     def talkers() -> set[str]:
         return {line.split("]")[0] for line in run.text().splitlines() if "] step 1 of" in line}

@@ -90,6 +90,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     max_turns: int | None = _described("max_turns")
     scored_at_end: bool = _described("scored_at_end")
     message_style: str = _described("message_style")
+    mistake_reward: float = _described("mistake_reward")
     demonstrator_may_fail = _described("demonstrator_may_fail")
 
     def get_prompt_prefix(self) -> str:

@@ -227,6 +227,9 @@ class EnvironmentDescription(WireAnswer):
     """Of all before it: servers with the same one serve the same."""
     grades: bool = False
     """Whether the caller may see rewards."""
+    mistake_reward: float = 0.0
+    """`BaseEnvironment.mistake_reward` where the caller may see rewards: who answers a call in the environment's place,
+    at the client, pays it."""
     scores_now: bool = False
     """Whether the server knows `POST /v1/sessions/{id}/score`."""
 

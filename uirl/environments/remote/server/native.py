@@ -80,7 +80,9 @@ class Native:
 
     async def environment(self, request: Request) -> Response:
         """Return what is served, and whether the caller may see rewards."""
-        return answer(self.description.model_copy(update={"grades": may_grade(request), "scores_now": True}))
+        graded = may_grade(request)
+        price = {"mistake_reward": self.sessions.environment.mistake_reward} if graded else {}
+        return answer(self.description.model_copy(update={"grades": graded, "scores_now": True, **price}))
 
     async def tasks(self, request: Request) -> Response:
         """Return the environment's tasks; their checks for graders alone."""
