@@ -143,4 +143,4 @@ def test_a_hostile_reply_costs_a_few_readings_of_it(name: str) -> None:
                 continue
             one = seconds(LABELS.findall, "Final Answer: a\n" * (LENGTH // 16))
             taken = seconds(parser.parse, text)
-            assert taken < 20 * one, f"{unit!r} takes {taken / one:.0f} readings"
+            assert taken < 35 * one, f"{unit!r} takes {taken / one:.0f} readings"
