@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore
 from uirl.cli.imports import make_importable
 from uirl.cli.main import main
@@ -483,5 +484,5 @@ def busy(options):
 command._options = lambda arguments: argparse.Namespace(run=busy)
 sys.exit(command.main())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (130, "uirl: interrupted\n")
