@@ -213,7 +213,7 @@ def test_the_marks_of_a_thought_stay_in_the_text_of_a_reply(lm: LoadedModel) -> 
 def test_a_template_that_moves_its_tools_renders_every_turn_anew(lm: LoadedModel) -> None:
     """As Mistral's does: the tools stand before the newest question, so a new one rewrites what came before."""
     moving = (
-        "{% for m in messages %}{% if tools and m.role == 'user' and loop.last %}TOOLS {{ tools[0].function.name }}"
+        "{% for m in messages %}{% if tools and m.role == 'user' and loop.last %}TOOLS {{ tools | tojson }}"
         "{% endif %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )

@@ -155,7 +155,7 @@ LOSSES = {
     "system prompts": ("{% if m.role != 'system' %}", "{% endif %}", None),
     "earlier replies": ("{% if m.role != 'assistant' or loop.last %}", "{% endif %}", "text of assistant"),
     "words of the user but the last": ("{% if m.role != 'user' or loop.last %}", "{% endif %}", "text of user"),
-    "order": ("{% if loop.first %}{{ messages[-1].content }}{% endif %}", "", "loses or doubles"),
+    "order": ("{% if loop.first %}{{ messages[-1].content }}{% endif %}", "", "loses, changes or doubles"),
 }
 
 
@@ -172,6 +172,81 @@ def test_a_template_that_loses_what_is_said_is_refused_or_given_it_elsewhere(wha
         return
     with pytest.raises(ContractError, match=f"{said}.*set model.chat_template"):
         ChatRenderer(loaded)
+
+
+CONTENT = "{{ m.content }}"
+CHANGES = {
+    "capitals": "{{ m.content | lower }}",
+    "marks": "{{ m.content | e }}",
+    "tags": "{{ m.content | striptags }}",
+    "quotes": "{{ m.content | tojson }}",
+    "lines": "{{ m.content.split() | join(' ') }}",
+    "lines but the first": "{{ m.content.split('\n')[0] }}",
+    "indents": "{{ m.content | indent(2) }}",
+    "what is long": "{{ m.content[:2000] }}",
+    "tool results that are long": "{{ m.content if m.role != 'tool' else m.content[:2000] }}",
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "what was said long ago"])
+def test_a_template_that_changes_what_is_said_is_refused_or_given_it_elsewhere(what: str, lm: LoadedModel) -> None:
+    newest = "messages[-20:]" if what == "what was said long ago" else "messages"
+    body = f"<|im_start|>{{{{ m.role }}}}\n{CHANGES.get(what, CONTENT)}<|im_end|>\n"
+    template = f"{{% for m in {newest} %}}{body}{{% endfor %}}<|im_start|>assistant\n"
+    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+    loaded.tokenizer.chat_template = template
+    if what == "tool results that are long":
+        assert not dialect_of(loaded).tool
+        return
+    with pytest.raises(ContractError, match=r"text of .*set model\.chat_template"):
+        ChatRenderer(loaded)
+
+
+PLACES = {
+    "as it came": ("", "{% for p in m.content %}{{ '<pic>' if p.type == 'image' else p.text }}{% endfor %}", True),
+    "one a message": (
+        "",
+        "{% for p in m.content | unique(attribute='type') %}{{ p.text or '<pic>' }}{% endfor %}",
+        False,
+    ),
+    "all at the head": (
+        "{% for m in messages if m.content is not string %}{% for p in m.content if p.type == 'image' %}<pic>"
+        "{% endfor %}{% endfor %}",
+        "{% for p in m.content if p.text %}{{ p.text }}{% endfor %}",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_pictures_stand_where_they_came(where: str, lm: LoadedModel) -> None:
+    head, parts, fits = PLACES[where]
+    body = f"{{% if m.content is string %}}{CONTENT}{{% else %}}{parts}{{% endif %}}"
+    front: Any = SimpleNamespace(front=SimpleNamespace(word="<pic>"))
+    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer), vision=front)
+    loaded.tokenizer.chat_template = f"{head}{{% for m in messages %}}{body}<|im_end|>{{% endfor %}}"
+    assert dialect_of(loaded).pictures is fits
+
+
+UNTOLD = {
+    "nothing": ("{{ tools | tojson }}", False),
+    "parameters": ("{{ tools[0].function.name }}: {{ tools[0].function.description }}", True),
+    "what it does": ("{{ tools[0].function.name }} {{ tools[0].function.parameters | tojson }}", True),
+    "all where there is a system prompt": (
+        "{% if messages[0].role != 'system' %}{{ tools | tojson }}{% endif %}",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNTOLD)
+def test_tools_of_which_a_template_leaves_something_out_are_described(what: str, lm: LoadedModel) -> None:
+    head, described = UNTOLD[what]
+    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+    loaded.tokenizer.chat_template = (
+        f"{{% if tools %}}{head}{{% endif %}}{{% for m in messages %}}{CONTENT}<|im_end|>{{% endfor %}}"
+    )
+    assert bool(ChatRenderer(loaded, TOOLS).described) is described
 
 
 def test_gpt_oss_keeps_its_channels_apart(lm: LoadedModel) -> None:

@@ -9,6 +9,7 @@ handing them over in which all words come back is the template's `Dialect`; wher
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.templates import TEMPLATES
+from uirl.runtime.limits import clip
 from uirl.thoughts import END_OF_THOUGHT, split_thought
 from uirl.types import ToolCall
 
@@ -29,6 +31,13 @@ OBJECTIONS = (TemplateError, ArithmeticError, AttributeError, LookupError, Recur
 """Templates add, index and split what they are given, and raise whatever Python raises."""
 _ROLES = ("user", "assistant", "system")
 _PICTURE = Screenshot(b"", "picture")
+
+_LONG = " Is 100 %:  " + 256 * "and More of it, " + "the END"
+"""What stands behind the word of a probe: capitals, marks, spaces, and many of them, as observations have."""
+_LINES = f" <b>Bold</b> & \"it's\" {{'x': [1]}}\n\n\tthen\n    {_LONG}"
+"""What templates that write JSON change, too; results of tools are written so by some."""
+_MANY = 24
+"""Exchanges of a long conversation."""
 
 Render = Callable[[list[dict[str, Any]], bool], str]
 """(messages as the template takes them, with the prompt for a reply) -> text."""
@@ -137,12 +146,28 @@ def dialect_of(loaded: LoadedModel) -> Dialect:
 def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the chat template shows the tools to the policy, and beside them all that is said."""
     probe = _Probe(loaded, tools)
-    names = [str(tool.get("function", tool)["name"]) for tool in tools]
+    words = {word for tool in tools for word in _words_of(tool.get("function", tool))}
     try:
-        text = probe.render(dialect.write(_TALKS[0].messages), True)
+        texts = [probe.render(dialect.write(talk.messages), True) for talk in _TALKS]
     except OBJECTIONS:
         return False
-    return all(name in text for name in names) and probe.keeps(dialect, *_TALKS, _RESULTS)
+    return all(word in text for text in texts for word in words) and probe.keeps(dialect, *_TALKS, _RESULTS)
+
+
+def _words_of(function: Mapping[str, Any]) -> set[str]:
+    """Return the words that tell what a function is: of its name, of its description, and of its parameters' names."""
+    names = _names_in(function.get("parameters"))
+    return set(re.findall(r"\w+", " ".join([str(function["name"]), str(function.get("description") or ""), *names])))
+
+
+def _names_in(schema: Any) -> Iterator[str]:
+    """Yield the names of the properties of a JSON schema, at any depth."""
+    if isinstance(schema, Mapping):
+        properties = schema.get("properties")
+        yield from map(str, properties if isinstance(properties, Mapping) else ())
+    inner = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list | tuple) else ()
+    for part in inner:
+        yield from _names_in(part)
 
 
 def _ways() -> Iterator[Dialect]:
@@ -170,14 +195,14 @@ class _Talk:
 
 def _talk(*roles: str) -> _Talk:
     """Return a conversation of one word a message; 'user*' shows a picture too."""
-    words = tuple(f"w{secrets.randbits(80)}" for _ in roles)
+    words = tuple(f"w{secrets.randbits(80)}" + (_LONG if role == "tool" else _LINES) for role in roles)
     return _Talk(tuple(_message(role, word) for role, word in zip(roles, words, strict=True)), words)
 
 
 def _message(role: str, word: str) -> Message:
     if role == "tool":
         return Message("tool", word, name="probe", call_id="probe1234")
-    return Message(role.rstrip("*"), word, (_PICTURE,) if role.endswith("*") else ())
+    return Message(role.rstrip("*"), word, (_PICTURE,) * role.count("*"))
 
 
 def _reply(thought: str, answer: str, *words: str) -> _Talk:
@@ -189,8 +214,9 @@ def _reply(thought: str, answer: str, *words: str) -> _Talk:
 _TALKS = (
     _talk("user", "assistant", "user"),
     _talk("system", "user", "assistant", "user", "assistant", "user"),
+    _talk("system", *(("user", "assistant") * _MANY), "user"),
 )
-_PICTURES = _talk("system", "user*", "assistant", "user*", "assistant", "user")
+_PICTURES = _talk("system", "user*", "assistant", "user**", "assistant", "user")
 _RESULTS = _talk("user", "assistant", "tool", "tool", "assistant", "tool", "user")
 _LATE = (_talk("user", "system", "user"), _talk("system", "user", "assistant", "system", "user"))
 _IN_A_ROW = _talk("user", "user", "assistant", "user", "user")
@@ -246,22 +272,34 @@ class _Probe:
 
     def _lost(self, dialect: Dialect, talk: _Talk) -> str:
         """Return what does not come back, in words; empty: all does."""
+        roles = clip(", ".join(m.role for m in talk.messages), 80)
         try:
             text = self.render(dialect.write(talk.messages), True)
         except OBJECTIONS as error:
-            return f"it objects to {', '.join(m.role for m in talk.messages)} ({error})"
+            return f"it objects to {roles} ({error})"
         wrong = [word for word in talk.words if text.count(word) != 1]
         if wrong:
-            roles = [m.role for m in talk.messages if any(word in m.text for word in wrong)]
-            return f"of {', '.join(m.role for m in talk.messages)} it loses or doubles the text of {', '.join(roles)}"
+            lost = dict.fromkeys(m.role for m in talk.messages if any(word in m.text for word in wrong))
+            return f"of {roles} it loses, changes or doubles the text of {', '.join(lost)}"
         at = [text.index(word) for word in talk.words]
         if at != sorted(at):
-            return f"of {', '.join(m.role for m in talk.messages)} it changes the order"
+            return f"of {roles} it changes the order"
         if self._tools is None and ("{'type': 'text'" in text or '"type": "text"' in text):
             return "it writes typed parts down as they are"
+        return self._misplaced(talk, text, at)
+
+    def _misplaced(self, talk: _Talk, text: str, at: Sequence[int]) -> str:
+        """Return which pictures do not stand beside the words they came with; empty: all do."""
         pictures = sum(len(m.images) for m in talk.messages)
-        if pictures and text.count(self._picture) != pictures:
+        if not pictures:
+            return ""
+        if text.count(self._picture) != pictures:
             return f"of {pictures} pictures it shows {text.count(self._picture)}"
+        came = 0
+        for message, place in zip(talk.messages, at, strict=True):
+            if not came <= text.count(self._picture, 0, place) <= came + len(message.images):
+                return "it shows pictures in other places than they came in"
+            came += len(message.images)
         return ""
 
 
