@@ -462,7 +462,7 @@ def test_a_checkpoint_that_asks_for_code_is_refused_in_python_too(tmp_path: Path
     config.model.trust_remote_code = True
     learner = Learner(Policy.from_config(config), config, ImageStore())
     folder = save_checkpoint(tmp_path / "step_1", learner, {})
-    with pytest.raises(ConfigError, match="pass trust_remote_code=True"):
+    with pytest.raises(ConfigError, match=r"model.trust_remote_code \(code\)"):
         load_policy(folder)
     assert load_policy(folder, trust_remote_code=False).loaded.name
 

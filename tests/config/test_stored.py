@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -17,6 +19,8 @@ from uirl.config.keys import at, nested_section, reach_of, walk
 from uirl.config.overrides import apply_overrides
 from uirl.config.stored import override_stored, remember
 from uirl.errors import ConfigError
+from uirl.images import ImageStore
+from uirl.learner import Learner, Policy, load_checkpoint, load_policy, save_checkpoint
 from uirl.storage import RunDirectory, TrajectoryStore
 
 KEYS = {key: field for key, field in walk(ConfigStore) if nested_section(field) is None}
@@ -147,3 +151,33 @@ def test_no_command_obeys_the_config_of_somebody_else(
     assert "reaches outside of its run" in said.err
     assert "SECRET" in said.err
     assert reached == []
+
+
+TINY = ["model.model_name=uirl/tiny-lm", "training.adv_estimator=reinforce_plus_plus", "environment.name=guess_number"]
+HIDDEN = {"model.attn_implementation": "evil/kernel", "model.local_path": "/somewhere"}
+
+
+@pytest.mark.parametrize("key", HIDDEN)
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_config_of_a_checkpoint_is_not_obeyed_behind_that_of_its_run(
+    adapters: bool, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run says nothing, and the checkpoint in it names code or files."""
+    monkeypatch.chdir(tmp_path)
+    config = ConfigStore().override([*TINY, f"model.use_lora={str(adapters).lower()}", "training.batch_size=8"])
+    learner = Learner(Policy.from_config(config), config, ImageStore())
+    learner.config = config.model_copy(deep=True)
+    learner.config.inference.backend = "vllm"  # the embedded engine takes no kernels of others
+    setattr(learner.config.model, key.removeprefix("model."), HIDDEN[key])
+    run = tmp_path / "runs" / "theirs"
+    RunDirectory.create(run, config.to_yaml()).close()
+    folder = save_checkpoint(run / "checkpoints" / "step_000001", learner, {})
+    asked = pytest.raises(ConfigError, match=re.escape(key)) if adapters or "attn" in key else nullcontext()
+    for source in (folder, shutil.copytree(folder, tmp_path / "alone_1")):
+        with asked:
+            load_policy(source)
+    learner.config = config
+    load_checkpoint(folder, learner)
+    for command in ("eval --episodes 2", "export --to hf"):
+        name, *options = command.split()
+        assert main([name, str(run), *options]) == 0, capsys.readouterr().err

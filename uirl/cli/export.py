@@ -38,6 +38,7 @@ def add_command(commands: Any) -> None:
     export.add_argument(
         "--trust-remote-code", action="store_true", help="let Python code run that lies with the checkpoint's model"
     )
+    export.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the run's config")
     export.set_defaults(run=_run)
 
 
@@ -47,37 +48,49 @@ def _run(options: argparse.Namespace) -> int:
         raise CheckpointError(f"{source} does not exist; expected a run directory or a checkpoint")
     out = Path(options.out) if options.out is not None else None
     if options.to == "sft":
-        print(export_episodes(source, out, each_reply=options.each_reply, system_prompt=options.system_prompt))
+        told = {"each_reply": options.each_reply, "system_prompt": options.system_prompt}
+        print(export_episodes(source, out, options.overrides, **told))
     else:
-        print(export_policy(source, options.to, out, trust_remote_code=options.trust_remote_code or None))
+        code = ["model.trust_remote_code=true"] if options.trust_remote_code else []
+        print(export_policy(source, options.to, out, [*options.overrides, *code]))
     return 0
 
 
-def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_remote_code: bool | None = None) -> Path:
+def export_policy(source: Path, kind: str, out: Path | None = None, overrides: Sequence[str] = ()) -> Path:
     """Write the policy of a run's newest checkpoint, or of one checkpoint, as 'hf' or 'peft'; return its folder.
-    `trust_remote_code`: see `load_policy`.
+    `overrides`: changes to the config that is stored with it.
 
-    Raises CheckpointError for what holds no policy, or no adapter where one is asked for.
+    Raises CheckpointError for what holds no policy, or no adapter where one is asked for, and ConfigError where that
+    config reaches outside of the run (see `override_stored`).
     """
     if _is_of_verl(source):
         return _of_verl(source, kind, out)
+    from uirl.config.stored import override_stored
     from uirl.learner import export_hf, export_peft, load_policy
+    from uirl.storage import run_of
     from uirl.training.evaluation.measure import locate
 
-    checkpoint, _ = locate(source)
-    policy = load_policy(checkpoint, trust_remote_code=trust_remote_code)
+    checkpoint, stored = locate(source)
+    config = override_stored(stored, overrides, run_of(source) or source, section=("model.", "checkpoint."))
+    policy = load_policy(checkpoint, model=config.model)
     write = {"hf": export_hf, "peft": export_peft}[kind]
     return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy)
 
 
 def export_episodes(
-    source: Path, out: Path | None = None, *, each_reply: bool = False, system_prompt: str | None = None
+    source: Path,
+    out: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    each_reply: bool = False,
+    system_prompt: str | None = None,
 ) -> Path:
     """Write the solved training episodes of a run and return the file; the held-out ones stay held out.
 
     Args:
         source: the run directory.
         out: the file; None: `exports/sft.jsonl` in the run.
+        overrides: changes to the run's config.
         each_reply: see `export_sft`.
         system_prompt: the first message of each; None: what the run told its policy. Empty: none.
 
@@ -91,7 +104,7 @@ def export_episodes(
         raise ConfigError(f"{source} holds no {path.name}; expected a run directory, as in runs/screen")
     require_plain(source)
     target = out or _default(source, "sft.jsonl")
-    prompt, tools = _told(source, system_prompt)
+    prompt, tools = _told(source, overrides, system_prompt)
     with TrajectoryStore(path, read_only=True) as store:
         if not any(_imitated(episode) for episode in store.list()):
             raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
@@ -105,7 +118,7 @@ def _imitated(episode: TrajectorySummary) -> bool:
     return solved(episode) and episode.split == "train" and episode.turns > 0
 
 
-def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:
+def _told(run: Path, overrides: Sequence[str], system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """Return (system prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without
     tools where the environment cannot be made."""
     from uirl.config import ConfigStore
@@ -113,13 +126,12 @@ def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[s
     from uirl.environments import create_environment
     from uirl.storage import RunDirectory
 
-    config = ConfigStore.from_yaml(RunDirectory(run).config_path)
-    settings = config.environment
+    stored = ConfigStore.from_yaml(RunDirectory(run).config_path)
     if system_prompt is None:
-        system_prompt = config.inference.system_prompt
+        system_prompt = stored.inference.system_prompt
     try:
+        settings = override_stored(stored, overrides, run, section=("environment.",)).environment
         settings.require_named()
-        override_stored(config, (), run, section="environment.")
         environment = create_environment(settings.name, settings.options_for("train"), settings)
         return environment.get_prompt_prefix() if system_prompt is None else system_prompt, environment.tool_schemas()
     except (ConfigError, RolloutFailure) as problem:

@@ -26,12 +26,14 @@ from uirl.runtime.limits import clip
 _SHOWN = 200
 
 
-def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path, *, section: str = "") -> ConfigStore:
+def override_stored(
+    stored: ConfigStore, overrides: Sequence[str], folder: Path, *, section: tuple[str, ...] = ("",)
+) -> ConfigStore:
     """Return `stored`, the config that was found at `folder`, with the changes that the user typed.
 
     Raises ConfigError, with what to type, if it reaches outside of the run and neither was that typed nor has the user
-    begun a run with it (`remember`). An environment that is code inside the folder has to be typed. `section`: the only
-    section of it that is used; empty: all are.
+    begun a run with it (`remember`). An environment that is code inside the folder has to be typed. `section`: how
+    the keys begin that are used.
     """
     typed, found = ConfigStore().to_dict(), stored.to_dict()
     values = stored.to_dict()

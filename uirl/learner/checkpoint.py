@@ -14,6 +14,7 @@ No pickle anywhere.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -25,8 +26,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from uirl.config import ConfigStore
-from uirl.errors import CheckpointError, ConfigError
+from uirl.config import ConfigStore, ModelConfig
+from uirl.config.stored import override_stored
+from uirl.errors import CheckpointError
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.inference.models.quantized import is_quantized, plain_weight
 from uirl.learner import lora
@@ -125,7 +127,7 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
     check_folder(source)
     state = read_state(source)
     _check_fit(source, state, learner.policy)
-    _read_policy(source, learner.policy, trust_remote_code=learner.config.model.trust_remote_code)
+    _read_policy(source, learner.policy, learner.config.model)
     reference = read_tensors(source / _REFERENCE) if (source / _REFERENCE).exists() else None
     learner.policy.load_reference(reference)
     learner.reference_frozen = state.reference_frozen
@@ -162,26 +164,28 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     return found[-1] if found else None
 
 
-def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_code: bool | None = None) -> Policy:
+def load_policy(
+    folder: str | Path,
+    *,
+    model: ModelConfig | None = None,
+    device: str | None = None,
+    trust_remote_code: bool | None = None,
+) -> Policy:
     """Return the policy of a checkpoint, for evaluation or serving: `Policy.loaded` has model, tokenizer and image
     processor.
 
-    `device` overrides the one in its config. `trust_remote_code`: whether Python code that lies with the model may run;
-    None: nobody said, so a checkpoint whose config asks for it is refused. Raises CheckpointError for a damaged
-    checkpoint, ConfigError for one that would run code.
+    `model`: the section of a config that its user stands for; None: the checkpoint's own, see `stored_model`. `device`
+    overrides the one in it. `trust_remote_code`: whether Python code that lies with the model may run; None: as that
+    section says. Raises CheckpointError for a damaged checkpoint, ConfigError for one that reaches outside of its run.
     """
     source = Path(folder)
     check_folder(source)
     config = ConfigStore.from_yaml(source / _CONFIG)
     state = read_state(source)
-    if config.model.trust_remote_code and trust_remote_code is None:
-        raise ConfigError(
-            f"the config in {source} asks to run the Python code that lies with its model; pass trust_remote_code=True "
-            "(--trust-remote-code) if you trust where the checkpoint came from, or False to go without that code"
-        )
-    model = config.model.model_copy(update={"trust_remote_code": bool(trust_remote_code)})
-    model = model if device is None else model.model_copy(update={"device": device})
-    model = model.model_copy(update={"adapter_path": None})  # the checkpoint has what became of it
+    model = stored_model(source, trust_remote_code=trust_remote_code) if model is None else model
+    changes = {"device": device, "trust_remote_code": trust_remote_code}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    model = model.model_copy(update=changes | {"adapter_path": None})
     if not state.adapters:
         model = model.model_copy(update={"local_path": str(source / _POLICY)})
     policy = Policy.from_model_config(model, critic=state.critic, seed=config.training.seed)
@@ -190,6 +194,17 @@ def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_c
         _read_adapters(source, policy)
     _read_head(source, policy)
     return policy
+
+
+def stored_model(folder: Path, *, trust_remote_code: bool | None = None) -> ModelConfig:
+    """Return the section `model` of a checkpoint's config. Raises ConfigError where it names files or code outside of
+    it that its user neither asked for nor has begun a run with (`override_stored`)."""
+    asked = ["model.adapter_path=null"]  # the checkpoint has what became of it
+    if not (folder / _ADAPTER).is_dir():  # it has the weights
+        asked += ["model.local_path=null"]
+    if trust_remote_code is not None:
+        asked += [f"model.trust_remote_code={json.dumps(trust_remote_code)}"]
+    return override_stored(ConfigStore.from_yaml(folder / _CONFIG), asked, folder, section=("model.",)).model
 
 
 def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
@@ -249,9 +264,9 @@ def _write_policy(work: Path, policy: Policy) -> None:
         write_tensors(work / _HEAD, dict(policy.value_head.state_dict()))
 
 
-def _read_policy(source: Path, policy: Policy, *, trust_remote_code: bool) -> None:
+def _read_policy(source: Path, policy: Policy, model: ModelConfig) -> None:
     if policy.lora_config is None:
-        stored = _stored_model(source, policy, trust_remote_code=trust_remote_code)
+        stored = _stored_weights(source, policy, model)
         _copy_all(policy.model.named_parameters(), dict(stored.model.named_parameters()), source)
         _copy_all(policy.model.named_buffers(), dict(stored.model.named_buffers()), source)
     else:
@@ -259,12 +274,10 @@ def _read_policy(source: Path, policy: Policy, *, trust_remote_code: bool) -> No
     _read_head(source, policy)
 
 
-def _stored_model(source: Path, policy: Policy, *, trust_remote_code: bool) -> LoadedModel:
+def _stored_weights(source: Path, policy: Policy, model: ModelConfig) -> LoadedModel:
     """Return the model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
-    config = ConfigStore.from_yaml(source / _CONFIG).model
     dtype = str(policy.loaded.dtype).removeprefix("torch.")
-    changes = {"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}
-    return load_model(config.model_copy(update=changes | {"trust_remote_code": trust_remote_code}))
+    return load_model(model.model_copy(update={"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}))
 
 
 def _read_adapters(source: Path, policy: Policy) -> None:

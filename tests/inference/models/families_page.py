@@ -100,16 +100,16 @@ picture (Gemma 3) are refused there; use the embedded engine.
 ## Chat templates
 
 Chat templates read messages in their own ways, and most drop without a word what they do not read. So a template is
-tried when a run begins, and by `uirl check`: in conversations of one unique word a message every word must come back,
-once and in order. The first way of handing messages over in which that is so is taken, and what differs from what was
-said is told once. Where there is none, the template is refused by name, with what it loses; set `model.chat_template`
-then.
+tried when a run begins, and by `uirl check`: in conversations whose messages are unique long texts of several lines
+every text must come back as it was, once and in order, and every picture where it came. The first way of handing
+messages over in which that is so is taken, and what differs from what was said is told once. Where there is none, the
+template is refused by name, with what it loses; set `model.chat_template` then.
 
 - A text is handed over as a string, or as a list of typed parts, role by role (Idefics3, SmolVLM, LLaVA-NeXT).
 - A template that takes no system message, or puts it elsewhere, gets it at the head of the user's first message.
-- Tools that the template does not show stand in the system prompt, with how a call is written, in training and at the
-  endpoint. Results of tools that it does not take stand in a message of the user. Calls of others that it does not
-  show are written into the text of the reply.
+- Tools of which the template does not show name, description and all parameters, with a system prompt and without,
+  stand in the system prompt, with how a call is written, in training and at the endpoint. Results of tools that it does
+  not take stand in a message of the user. Calls of others that it does not show are written into the text of the reply.
 - Messages of the user in a row are joined where the template wants the user and the assistant to take turns.
 - A template that writes the end of a thought before a reply itself (Qwen3, GLM-4, gpt-oss) gets the thought in a
   field of its own. Marks of thoughts stay in the text of a reply, also those that are special tokens.

@@ -194,5 +194,5 @@ def test_a_run_on_an_odd_checkpoint_is_exported(plain: Path, tmp_path: Path) -> 
         config = config_of(folder, "training.adv_estimator=grpo", *changes)
         learner = Learner(Policy.from_config(config), config, ImageStore())
         saved = save_checkpoint(tmp_path / f"step_{number}", learner, {})
-        export_hf(tmp_path / f"exported_{number}", load_policy(saved))
+        export_hf(tmp_path / f"exported_{number}", load_policy(saved, model=config.model))
         assert load_model(config_of(tmp_path / f"exported_{number}").model).end_ids == (2,)

@@ -78,7 +78,7 @@ def judge_run(
     directory = RunDirectory.open(run)
     changes = [*overrides, "verification.enabled=true"]
     config = override_stored(
-        ConfigStore.from_yaml(directory.config_path), changes, directory.path, section="verification."
+        ConfigStore.from_yaml(directory.config_path), changes, directory.path, section=("verification.",)
     )
     home = directory.path.resolve()
     config.logging.runs_dir, config.logging.run_name = str(home.parent), clean_run_name(f"judge-of-{home.name}")

@@ -199,4 +199,4 @@ def policy_at(folder: Path, config: ConfigStore) -> Policy:
     if (folder / "config.json").is_file():
         config.model.local_path = str(folder)
         return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here
-    return load_policy(folder, trust_remote_code=config.model.trust_remote_code)
+    return load_policy(folder, model=config.model)

@@ -10,6 +10,7 @@ from uirl.config import ConfigStore
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import load_model
 from uirl.learner import export_hf, latest_checkpoint, load_policy
+from uirl.learner.checkpoint import stored_model
 from uirl.runtime.files import write_atomically
 from uirl.runtime.folders import MANIFEST
 
@@ -69,7 +70,7 @@ def described_model(path: str | Path, config: ConfigStore) -> Any:
     model, folder = config.model.model_copy(update={"local_path": None, "model_name": str(path)}), Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
         checkpoint = local_checkpoint(folder)
-        model, folder = ConfigStore.from_yaml(checkpoint / "config.yaml").model, checkpoint / "policy"
+        model, folder = stored_model(checkpoint, trust_remote_code=remote), checkpoint / "policy"
         if not folder.is_dir():  # adapters alone: the sizes are those of the model that they adapt
             folder = Path(model.local_path or model.model_name)
     if str(folder).startswith("uirl/"):
