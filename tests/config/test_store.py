@@ -203,6 +203,11 @@ def test_a_file_may_be_partial_or_empty_and_is_written_whole(tmp_path):
     assert ConfigStore.from_yaml(tmp_path / "deep" / "resolved.yaml") == config
 
 
+ALIASES = "v0: &v0 [x]\n" + "".join(f"v{i + 1}: &v{i + 1} [{', '.join(9 * [f'*v{i}'])}]\n" for i in range(7))
+"""Seven short lines that are 5 million values."""
+MERGES = ALIASES.replace("[x]", "{x: 1}").replace(" [", " {!!merge <<: [").replace("]\n", "]}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -212,6 +217,13 @@ def test_a_file_may_be_partial_or_empty_and_is_written_whole(tmp_path):
         ("!!python/object/apply:os.system [echo]", "is not YAML"),
         ("training: {1: 2}", "training.1 is not a config key"),
         ("- 1", "the config: got [1], expected a mapping"),
+        (ALIASES, "too many values"),
+        (MERGES, "not YAML"),
+        ("environment: {options: &a {a: *a}}", "nested too deep"),
+        ("[" * 2000, "nested too deep"),
+        (f"logging: {{run_name: {'x' * 2**20}}}", "expected at most 1048576"),
+        (f"training: {{seed: {'9' * 5000}}}", "digits"),
+        ("training: {? [a] : b}", "is not YAML"),
     ],
 )
 def test_bad_files_are_config_errors_that_name_the_file(tmp_path, text, part):

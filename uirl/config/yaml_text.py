@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from uirl.errors import ConfigError
+from uirl.runtime.limits import InputError, Limits, check_plain, check_size
 
+_LIMITS = Limits(size=2**20)
+"""Of a file, which somebody else may have made: aliases of aliases are few letters, and values without end."""
 _CORE_SCHEMA = (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
@@ -33,6 +35,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add(getattr(key, "value", ""))
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge nothing: merges of merges are few letters, and pairs without end."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -69,17 +74,25 @@ _Dumper.add_representer(str, _text)
 
 def parse(text: str, source: str) -> Any:
     """Return the plain data in `text`; None for an empty document. Raises `ConfigError` that names `source` and the
-    line."""
+    line, or the limit that it is beyond."""
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        check_size(text, _LIMITS.size, source)
+        data = yaml.load(text, Loader=_Loader)
+        check_plain(data, _LIMITS, source)
+    except InputError as error:
+        raise ConfigError(str(error)) from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # too many digits, a list as a key
         raise ConfigError(f"{source} is not YAML that can be read: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deep; expected at most {_LIMITS.depth} levels") from None
+    return data
 
 
 def read(path: str | os.PathLike[str]) -> Any:
     """Return the plain data in a file; None for an empty one. Raises `ConfigError` that names the file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_LIMITS.size + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
     return parse(text, str(path))
