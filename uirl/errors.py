@@ -126,7 +126,7 @@ def did_you_mean(got: str, names: Iterable[str]) -> str:
 
     It costs little whatever a policy wrote: names are compared by their beginnings, and not with thousands of others.
     """
-    names = sorted(names)
+    names = sorted(set(names))
     near = get_close_matches(got[:100], names, n=1, cutoff=0.5) if len(names) <= 1000 else []
     if near:
         return f"did you mean {near[0]!r}?"

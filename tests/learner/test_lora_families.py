@@ -40,6 +40,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"num_experts": 4, "head_dim": 8, "mlp_only_layers": [0], **EXPERTS},
     "Qwen2Moe": {"num_experts": 4, "shared_expert_intermediate_size": 16, **EXPERTS},
     "Glm4Moe": {"n_routed_experts": 4, "head_dim": 8, "first_k_dense_replace": 1, **EXPERTS},
+    "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "JetMoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
+    "Phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Llama4Text": {"num_local_experts": 4, "intermediate_size_mlp": 48, "head_dim": 8, "moe_layers": [1]},
     "DeepseekV3": {
         "n_routed_experts": 4,
         "num_key_value_heads": 4,

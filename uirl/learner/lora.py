@@ -123,8 +123,9 @@ def target_modules(model: nn.Module, config: LoraConfig) -> Targets:
             f"model.lora.target={config.target!r} fits no linear layer; this model has "
             f"{', '.join(sorted(set(leaves.values())))}. Give the names as a list."
         )
-    layers = [name.removesuffix(".weight") for name in chosen if name.endswith(".weight")]
-    return Targets(layers, [name for name in chosen if not name.endswith(".weight")])
+    linear = _linear_weights(model)
+    layers = [name.removesuffix(".weight") for name in chosen if name in linear]
+    return Targets(layers, [name for name in chosen if name not in linear])
 
 
 def adapted_share(model: nn.Module, targets: Targets) -> float:
@@ -146,19 +147,36 @@ def adapted_share(model: nn.Module, targets: Targets) -> float:
 def _adaptable(model: nn.Module) -> list[str]:
     """Return the names of weights that peft can adapt: those of what its 'all-linear' means, and those [experts, n, m]
     of experts in one."""
+    linear = _linear_weights(model)
+    convolutions = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    return linear + [n for n, p in model.named_parameters() if p.ndim == 3 and n not in convolutions]
+
+
+def _linear_weights(model: nn.Module) -> list[str]:
+    """Return the names of the weights of linear layers, without the head."""
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = (nn.Linear, Conv1D)
-    found = [f"{name}.weight" for name, m in model.named_modules() if isinstance(m, linear) and m is not head]
-    convolutions = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
-    return found + [n for n, p in model.named_parameters() if p.ndim == 3 and n not in convolutions]
+    head, kinds = model.get_output_embeddings(), (nn.Linear, Conv1D)  # type: ignore[operator]
+    modules = model.named_modules()
+    return [f"{name}.weight" for name, m in modules if isinstance(m, kinds) and m is not head and _is_plain(m)]
+
+
+@torch.no_grad()
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer makes one tensor of another, as adapters do: some routers are linear layers that return
+    what they chose as well."""
+    if type(layer).forward is nn.Linear.forward or not type(layer).__module__.startswith("transformers.models."):
+        return True
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    with contextlib.suppress(RuntimeError):  # it takes other shapes
+        return isinstance(layer(weight.new_zeros(1, weight.shape[1])), Tensor)
+    return False
 
 
 def _inside(model: nn.Module) -> str:
     """Return how the paths of the language model begin."""
     decoder = model.get_decoder()  # type: ignore[operator]
-    return next(f"{name}." for name, module in model.named_modules() if module is decoder)
+    return next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
 
 
 def _kind(name: str) -> str:
@@ -276,9 +294,8 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _targets(model: nn.Module) -> Targets:
     """Return what has an adapter."""
-    names = [name for name, _ in _adapted(model)]
-    layers = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    return Targets(layers, [name for name in names if not name.endswith(".weight")])
+    layers = [n.removesuffix(".weight") for n, layer in _adapted(model) if not hasattr(layer, "parameter_name")]
+    return Targets(layers, [n for n, layer in _adapted(model) if hasattr(layer, "parameter_name")])
 
 
 def freeze_vision(model: nn.Module, name: str) -> None:
