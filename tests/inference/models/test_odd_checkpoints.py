@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ContractError, UirlError
@@ -196,3 +197,17 @@ def test_a_run_on_an_odd_checkpoint_is_exported(plain: Path, tmp_path: Path) -> 
         saved = save_checkpoint(tmp_path / f"step_{number}", learner, {})
         export_hf(tmp_path / f"exported_{number}", load_policy(saved, model=config.model))
         assert load_model(config_of(tmp_path / f"exported_{number}").model).end_ids == (2,)
+
+
+@pytest.mark.parametrize("kernel", ["evil/kernel", "kernels-community/flash-attn"])
+def test_no_code_that_a_checkpoint_names_is_fetched(plain: Path, tmp_path: Path, kernel: str) -> None:
+    folder = copy_of(plain, tmp_path / "odd", config={"attn_implementation": kernel})
+    assert load_model(config_of(folder).model).config._attn_implementation in ("sdpa", "eager")
+
+
+def test_weights_that_would_run_code_are_refused_by_name(plain: Path, tmp_path: Path) -> None:
+    folder = copy_of(plain, tmp_path / "odd")
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": tmp_path}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"cannot load a model from .*Weights only load failed"):
+        load_model(config_of(folder).model)

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
+from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure, UirlError
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.banned import banned_ids, require_rows
@@ -31,6 +31,7 @@ from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import VisionInputs
 from uirl.inference.models.vision_tower import speed_up_vision
 from uirl.runtime.folders import MANIFEST
+from uirl.runtime.limits import in_words
 
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
@@ -364,11 +365,11 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
     path, gguf = gguf_of(path)
     of_file: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
     own: dict[str, Any] = {**of_file, "generation_config": GenerationConfig()}  # a checkpoint's may be none HF takes
-    options: dict[str, Any] = {"dtype": DTYPES[dtype_of(config)], **kwargs}
-    if config.attn_implementation:
-        options["attn_implementation"] = config.attn_implementation
+    # null too: a checkpoint's own may name a kernel of the hub
+    kernel = {"attn_implementation": config.attn_implementation}
+    options: dict[str, Any] = {"dtype": DTYPES[dtype_of(config)], **kernel, **kwargs}
     try:
-        hf_config = AutoConfig.from_pretrained(path, **kwargs, **of_file)
+        hf_config = AutoConfig.from_pretrained(path, **kernel, **kwargs, **of_file)
         pictures = hasattr(hf_config, "vision_config")
         if pictures:
             # before anything else is read
@@ -385,13 +386,15 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             model = front.from_pretrained(path, **options, **own) if weights else hollow(path, **options)
             model.generation_config = token_ids_alone(path, hf_config)
             keep_layout(model)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise CheckpointError(
-            f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
-            f"Expected a HF id or a folder with config.json, model.safetensors and a tokenizer.{_way_out(Path(path))}"
-        ) from error
+    except (UirlError, MemoryError):
+        raise
     except SafetensorError as error:
         raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
+    except Exception as error:  # what HF raises for what a checkpoint brought along is anything
+        raise CheckpointError(
+            f"cannot load a model from {path!r}: {in_words(error).rstrip('.')}. "
+            f"Expected a HF id or a folder with config.json, model.safetensors and a tokenizer.{_way_out(Path(path))}"
+        ) from error
     return model, tokenizer, processor
 
 
