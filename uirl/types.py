@@ -298,7 +298,10 @@ class Trajectory:
     @property
     def success(self) -> bool | None:
         """Whether the task was solved: the verdict, else the environment's own word (`metrics['success']`);
-        None: nobody said, which `uirl.success.settle_outcomes` makes a no where this environment says it of others."""
+        None: the episode failed and is no evidence, or nobody said, which `uirl.success.settle_outcomes` makes a no
+        where this environment says it of others."""
+        if self.failure is not None:
+            return None
         if self.verdict is not None:
             return self.verdict.passed
         success = self.metrics.get("success")

@@ -14,7 +14,9 @@ from tests.training.test_loop import settings
 from uirl import RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.curriculum import TaskCurriculum
 from uirl.environments import BaseEnvironment
+from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread
 from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
+from uirl.errors import EnvironmentFailure
 from uirl.parsers import create_parser
 from uirl.pipelines import Evolution
 from uirl.pipelines.collection import report_to, specs_of_round
@@ -26,7 +28,9 @@ from uirl.training.checks.preflight import _success_finding
 from uirl.training.evaluation.evaluation import report_on
 from uirl.training.record.run_state import RunState
 from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Failure, Observation, Task, Trajectory, Turn, Verdict
+from uirl.types import Action, Failure, Observation, Task, Trajectory, Turn, Verdict
+from uirl.viewer.groups import group
+from uirl.viewer.runs import Run
 
 
 def solvable(seed: int) -> bool:
@@ -261,3 +265,58 @@ def test_tools_around_an_environment_leave_its_word_as_it_is() -> None:
         manager.close()
     report = report_on(played)
     assert (report.success, report.judged) == (0.25, 8)
+
+
+class Breaks(BaseEnvironment):
+    """Says of some episodes that they are solved, and breaks before these have ended."""
+
+    runs_inline = True
+
+    def reset(self, seed: int | None = None) -> str:
+        self.seed = seed or 0
+        self.turns = 0
+        return "begin"
+
+    def step(self, action: str) -> Any:
+        self.turns += 1
+        if self.turns > 1:
+            raise ConnectionError("the server is gone")
+        return "on", 1.0, not solvable(self.seed), {"success": solvable(self.seed) or self.seed % 4 == 1}
+
+    def get_state_description(self) -> str:
+        return "somewhere"
+
+
+def test_what_failed_is_nowhere_counted_as_solved(tmp_path: Path) -> None:
+    """The environment's word stands in the record of an episode that broke later; it is no evidence all the same."""
+    changes = ["training.warm_start.enabled=false", "evolve={rounds: 1, episodes: 16, group_size: 2, prefixes: 'off'}"]
+    evolution = Evolution(settings(tmp_path).override([*changes, "rollout.retries=1"]), Breaks())
+    evolution.run()
+    evolution.close()
+    folder = tmp_path / "run" / "round_01"
+    facts = json.loads((folder / "round.json").read_text())
+    with TrajectoryStore(folder / "episodes.sqlite", read_only=True) as store:
+        train = store.list(split="train")
+        broken = [one for one in train if one.failure is not None]
+        right = [one for one in train if (store.get(one.id).seed or 0) % 4 == 1]
+        assert broken
+        assert right
+        assert all(store.get(one.id).metrics["success"] == 1.0 for one in broken)
+        assert {store.get(one.id).success for one in broken} == {one.success for one in broken} == {None}
+        assert store.count(split="train", success=True) == len(right)
+        shown = group(Run("round", folder / "episodes.sqlite"), broken[0].group_id)
+    assert facts["collect"]["solved"] == len(right)
+    assert shown is not None
+    assert shown["solved"] == 0
+
+
+def test_what_failed_is_not_solved_for_those_who_call_functions_either() -> None:
+    episode = CalledEpisode(Breaks())
+    thread = EpisodeThread(episode)
+    thread.run(episode.reset(seed=0))
+    thread.run(episode.act(Action(text="on")))
+    assert episode.success is True
+    with pytest.raises(EnvironmentFailure):
+        thread.run(episode.act(Action(text="on")))
+    assert (episode.success, episode.reward) == (None, None)
+    thread.close()

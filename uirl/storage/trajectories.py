@@ -39,7 +39,7 @@ from uirl.storage.summaries import (
     speakers_of,
     summary_of,
 )
-from uirl.success import mark_unsolved, speaks
+from uirl.success import is_silent, mark_unsolved, speaks
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
@@ -161,7 +161,7 @@ class TrajectoryStore:
             ).fetchall()
             with self._damage(id):
                 found = decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
-            if row[2] is not None and found.success is None:
+            if row[2] is not None and is_silent(found):
                 mark_unsolved(found)
             return found
 

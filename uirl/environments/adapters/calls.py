@@ -106,7 +106,7 @@ class CalledEpisode:
         self.total = self._lowest = 0.0
         """Rewards of the episode so far; and the lowest of a step, at most 0."""
         self.success: bool | None = None
-        """The environment's own word; None: it said nothing."""
+        """The environment's own word; None: it said nothing, or the episode failed."""
         self.failure: RolloutFailure | None = None
         """Why the episode is no evidence; None: nothing broke."""
 
@@ -208,7 +208,7 @@ class CalledEpisode:
 
     async def _record_failure(self, failure: RolloutFailure) -> None:
         """Keep the failure, and let the instance go that it happened to."""
-        self.failure, self.running = failure, False
+        self.failure, self.running, self.success = failure, False, None
         session, self._session = self._session, None
         if session is not None:
             with contextlib.suppress(EnvironmentFailure):  # that a broken one does not close in order is no news

@@ -78,7 +78,7 @@ class TRLEnvironment:
 
     @property
     def success(self) -> bool | None:
-        """The environment's own word on the last episode; None: it said nothing."""
+        """The environment's own word on the last episode; None: it said nothing, or the episode failed."""
         return self._episode.success
 
     @property
