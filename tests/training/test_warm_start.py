@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,9 @@ from uirl.training import warm_start
 from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.channels.choose import local_channel
 from uirl.training.channels.local import LocalChannel
+from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.interrupt import Interrupt
+from uirl.training.record.tally import Tally
 from uirl.training.warm_start import Demonstrations, WarmStart
 from uirl.types import Sample, Trajectory
 
@@ -250,7 +251,9 @@ def run_warm_start(
         measured.append(learner.version)
         assert asked["episodes"] == 6
         assert asked["split"] == "warm-start"
-        return SimpleNamespace(success=successes[learner.version], reward=0.5, trajectories=[Trajectory()])
+        return EvaluationReport(
+            1, 0, successes[learner.version], None, 0.5, 1.0, trajectories=(Trajectory(),), tally=Tally(1, 1)
+        )
 
     monkeypatch.setattr(module, "evaluate_episodes", evaluate)
     said: list[str] = []
@@ -273,17 +276,19 @@ def test_a_warm_start_ends_when_the_policy_succeeds_often_enough(
     assert 0 <= done["demonstrations_success"] <= 1
     assert len(said) == 2
     assert "4/9" in said[1]
-    assert "success 0.500" in said[1]
+    assert "success 50.0 %, 1 of 1 judged" in said[1]
     assert written == [], "demonstrations are no episodes of the run"
 
 
 def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {2: 1.0, 4: None}
     changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": None}
-    done, _, measured, _, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
+    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
     assert (measured, done["steps"]) == ([2, 4], 5)
     # the last that was measured; the reward where nobody says what success is
     assert done["stopped_at_success"] == 0.5
+    assert ["reward 0.500" in one for one in said] == [False, True]
+    assert "success" not in said[1]
 
 
 def test_a_warm_start_that_is_never_measured_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,8 @@ def _eval(options: argparse.Namespace) -> int:
         require_writable(options.json_path)
     with lines_on_stderr(options.json_path == "-"):
         record = options.record or free_record(Path(words[0]))
-        say(f"playing {options.episodes} episodes of the split 'test'; they are stored in {record}")
+        whole = options.episodes - options.episodes % max(1, options.tries)  # as many tries of every instance
+        say(f"playing {whole} episodes of the split 'test'; they are stored in {record}")
         report = measure(
             words[0],
             tasks_path=options.tasks,

@@ -39,6 +39,7 @@ from uirl.training.record.instances import fingerprints_of, packed
 from uirl.training.record.progress import doing, say, tell_progress
 from uirl.training.resume import open_run, run_name_for
 from uirl.training.saving import SaveClock
+from uirl.training.summary import warn_of_excluded
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.warm_start import WarmStart
 from uirl.types import Task, Trajectory
@@ -263,6 +264,7 @@ class Evolution:
         async with open_channel(self._parts) as channel:
             report = await self._measure(channel, folder.number)
         require_evidence(report.trajectories, "of the evaluation")
+        warn_of_excluded({f"evaluation of round {folder.number}": report.tally})
         with self._episodes(folder) as store:
             known = {one.id for one in store.list(split="test")}
             fresh = [one for one in report.trajectories if one.id not in known]
@@ -400,7 +402,7 @@ class Evolution:
         for number in range(self.config.evolve.rounds + 1):
             facts = self._folder(number).facts()
             found, kept = facts["evaluate"], facts.get("select", {})
-            told = ("result", "success", "interval", "judged", "episodes", "held_out")
+            told = ("result", "success", "interval", "judged", "episodes", "excluded", "held_out")
             row = {name: found[name] for name in told} | {"round": number}
             rounds.append(row | {name: kept[name] for name in KINDS if name in kept})
         summary = {"rounds": rounds, "checkpoint": str(short(self._checkpoint(self.config.evolve.rounds)))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -169,4 +170,4 @@ async def _does_not_begin(task: Task, environment: BaseEnvironment, timeouts: tu
 
 
 def _plain(goal: str) -> str:
-    return " ".join(goal.casefold().split())
+    return " ".join(unicodedata.normalize("NFKC", goal).casefold().split())

@@ -39,7 +39,7 @@ from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
 from uirl.training.saving import Saver, note_best, settle_best
-from uirl.training.summary import measured_by, summary_of, summary_of_finished, tell
+from uirl.training.summary import summary_of, summary_of_finished, tell
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.tasks.sources import TaskSource
 from uirl.training.tasks.task_sets import EVAL_TASKS
@@ -227,7 +227,8 @@ class RLTrainer:
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)
-        row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
+        row = row_of(played, update, self._parts.engine.stats(), attempts, collection.given_up)
+        row |= flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
         row |= {"count/replaced_groups": collection.replaced, "time/record": time.perf_counter() - updated}
@@ -321,7 +322,7 @@ class RLTrainer:
         record, state, episodes = self._open_record(), self._state, self.config.training.eval_episodes
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=f"after@{self._state.step}"))
         with doing("the controls"):
-            metric = measured_by(after)
+            metric = after.measured_by
             playing = play_controls(self._parts, channel, state.speakers, episodes=episodes, metric=metric)
             controls = await self._interrupt.give_up(playing)
         state.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.learner import Policy
@@ -41,7 +41,7 @@ def summary_of(
         "reward_before": state.reward_before,
         "reward_after": after.reward,
         "controls": controls,
-        "controls_metric": measured_by(after),
+        "controls_metric": after.measured_by,
         "episodes": state.episodes,
         "steps": state.step,
         "best": None if state.best is None else state.best | {"evaluations": state.evaluations},
@@ -61,11 +61,6 @@ def summary_of(
     }
 
 
-def measured_by(after: EvaluationReport) -> Literal["success", "reward"]:
-    """Return what a run is measured by: success, or the reward where nobody says what success is."""
-    return "reward" if after.success is None else "success"
-
-
 def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) -> dict[str, Any] | None:
     """Return the stored summary of a run that has nothing left to do, for `reason`; None: it has."""
     summary = record.summary()
@@ -82,10 +77,10 @@ def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) 
 def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, record: RunRecord) -> None:
     """Print the summary, and last that many episodes are no evidence, where that is so."""
     leave_board()
-    training, metric = state.tally, measured_by(after)
+    training, metric = state.tally, after.measured_by
     checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
     rows = {
-        "success before": f"{percent(summary['success_before'])}{_judged(state.before)}",
+        "success before": f"{percent(summary['success_before'])}, {(state.before or Tally()).judged_words()}",
         "success after": after.words(),
         **after.unseen_rows(),
         **{f"control: {name}": measured(metric, value) for name, value in summary["controls"].items()},
@@ -104,7 +99,8 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     }
     report_table(f"run {record.path.name}", rows)
     warn_of_nothing_learned(state.ledger)
-    warn_of_excluded({"training": training, "the last evaluation": after.tally})
+    before = {} if state.before is None else {"the first evaluation": state.before}
+    warn_of_excluded({"training": training, **before, "the last evaluation": after.tally})
 
 
 def best_words(best: Mapping[str, Any]) -> str:
@@ -164,11 +160,6 @@ def warn_of_nothing_learned(ledger: Ledger) -> None:
     """Say where no update took a step; nothing otherwise."""
     if ledger.settled and not ledger.trained:
         say(f"NOTHING WAS LEARNED, no update took a step: {ledger.words()}. {NO_SIGNAL}")
-
-
-def _judged(tally: Tally | None) -> str:
-    """Return ', 128 of 128 judged'; empty where nothing was evaluated."""
-    return "" if tally is None else f", {tally.judged} of {tally.evidence} judged"
 
 
 def _short(value: float | None) -> str:

@@ -20,7 +20,7 @@ from uirl.rollout.samples import samples_of_all
 from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
-from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.instances import fingerprints_of, packed, unpacked
 from uirl.training.record.progress import doing, playing, say, tell_progress
@@ -162,7 +162,7 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     success: float | None = None
-    """That of the newest evaluation; None: there was none."""
+    """That of the newest evaluation (the reward where nobody says what success is); None: there was none."""
     row: dict[str, Any] | None = None
     """The numbers of the newest step, where its evaluation is still to come; None: they are written down."""
 
@@ -219,7 +219,7 @@ class WarmStart:
             "seconds": at.seconds,
             "demonstrations": demonstrations.episodes,
             "demonstrations_failed": demonstrations.failed,
-            "demonstrations_success": demonstrations.successes / max(1, usable),
+            "demonstrations_success": demonstrations.successes / usable if usable and self._speakers else None,
             "stopped_at_success": at.success,
         }
 
@@ -235,14 +235,17 @@ class WarmStart:
             at.step += 1
             tell_progress("warm start", at.step, settings.steps)
         if settings.evaluate_every is not None and at.step % settings.evaluate_every == 0:
-            at.success = await self._interrupt.give_up(self._evaluate())
-            at.row["success"] = at.success
-            self._tell(at.row)
+            report = await self._interrupt.give_up(self._evaluate())
+            at.success = at.row[report.measured_by] = getattr(report, report.measured_by)
+            told = f"reward {report.reward:.3f}" if report.success is None else f"success {report.words()}"
+            say(
+                f"warm start  step {at.step:>4}/{settings.steps}  loss {at.row['loss']:.3f}  {told}  "
+                f"{at.row['demonstrations']} demonstrations"
+            )
         self._log(at.step, at.row)
         at.row = None
 
-    async def _evaluate(self) -> float | None:
-        """Return the success of the policy, or its reward where nobody says what success is."""
+    async def _evaluate(self) -> EvaluationReport:
         parts, settings = self._parts, self._settings
         await parts.publish()
         report = await evaluate_episodes(
@@ -254,15 +257,8 @@ class WarmStart:
             speakers=self._speakers,
         )
         require_evidence(report.trajectories, "of an evaluation in the warm start")
-        return report.success if report.success is not None else report.reward
+        return report
 
     def _reached(self) -> bool:
         goal, success = self._settings.stop_at_success, self._at.success
         return goal is not None and success is not None and at_most(goal, success, abs(goal))
-
-    def _tell(self, row: Mapping[str, Any]) -> None:
-        success = "-" if row["success"] is None else f"{row['success']:.3f}"
-        say(
-            f"warm start  step {self._at.step:>4}/{self._settings.steps}  loss {row['loss']:.3f}  success {success}  "
-            f"{row['demonstrations']} demonstrations"
-        )

@@ -50,9 +50,9 @@ def test_success_over_episodes_beside_the_controls(tmp_path: Path, drawn: dict[s
 
 
 def test_without_success_the_reward_is_drawn(tmp_path: Path, drawn: dict[str, list[Any]]) -> None:
-    rows = [{"episodes_total": 16, "success": None, "reward": 2.0}, {"episodes_total": 32, "reward": None}]
+    rows = [{"episodes_total": 16, "success": None, "reward": 2.0}, {"episodes_total": 32, "eval/reward": 3.0}]
     assert draw_curve(tmp_path / "curve.png", rows, title="run")
-    assert drawn == {"reward while training": [(16, 2.0)]}
+    assert drawn == {"reward while training": [(16, 2.0)], "reward in evaluations": [(32, 3.0)]}
 
 
 @pytest.mark.parametrize("rows", [[], [{"episodes_total": 16, "success": None, "reward": None}]])

@@ -77,7 +77,7 @@ def test_what_a_run_will_do_again_is_dropped(
 
 
 @pytest.mark.parametrize("success", [0.25, None])
-def test_the_curve_begins_before_the_first_update(
+def test_the_curve_goes_from_the_first_evaluation_to_the_last(
     left: Path, success: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
@@ -86,12 +86,14 @@ def test_the_curve_begins_before_the_first_update(
     )
     record = opened(left, RunState(step=3))
     summary = {"model": "tiny", "algorithm": "grpo", "seed": 3, "controls": {"blind": 0.5}}
-    record.finish(summary | {"success_before": success, "reward_before": 0.75})
+    ends = {"success_before": success, "reward_before": 0.75, "success_after": 0.5, "reward_after": 1.5, "episodes": 96}
+    record.finish(summary | ends)
     record.close()
     ((path, rows, said),) = drawn
     assert path == record.path / "learning_curve.png"
-    assert rows[0] == {"episodes_total": 0, "eval/success": success, "reward": 0.75}
-    assert [row["step"] for row in rows[1:]] == [1, 2, 3]
+    assert rows[0] == {"episodes_total": 0, "eval/success": success, "eval/reward": 0.75}
+    assert [row["step"] for row in rows[1:-1]] == [1, 2, 3]
+    assert rows[-1] == {"episodes_total": 96, "eval/success": 0.5, "eval/reward": 1.5}
     assert said == {"title": "tiny in guess_number, grpo, seed 3", "controls": {"blind": 0.5}}
     kept = record.summary()
     assert kept is not None

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from uirl.training.evaluation.evaluation import report_on
+from uirl.training.record.progress import step_line
+from uirl.training.record.record import row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.summary import excluded_rows, warn_of_excluded
@@ -106,3 +111,27 @@ def test_a_state_is_plain_data_and_back() -> None:
     assert again == state
     assert RunState.from_dict({"step": 3}) == RunState(step=3)
     assert (again.place(), RunState(step=3).place()) == ("step 3 (after 2 steps of the warm start)", "step 3")
+
+
+def line(**of_evaluation: Any) -> str:
+    row = row_of(episodes(4, 1), {}, {}, episodes(0, 0, timeout=1), {"straggler": 2})
+    return step_line(1, 1, row | {"episodes_total": 5, "time/elapsed": 1.0} | of_evaluation)
+
+
+@pytest.mark.parametrize(
+    ("told", "worst"),
+    [
+        (lambda: report_on(episodes(4, 1, engine=2)).words(), "at worst 57.1 %"),
+        (lambda: line(**report_on(episodes(4, 1, engine=2)).row()), "eval 0.800 (5 of 5 judged, at worst 0.571)"),
+        (line, "success 0.800 (5 of 5 judged, at worst 0.500)"),
+        (lambda: tally_of(episodes(4, 1), episodes(0, 0, timeout=4)).judged_words(), "at worst 44.4 %"),
+    ],
+)
+def test_at_worst_stands_beside_every_success_that_leaves_something_out(told: Callable[[], str], worst: str) -> None:
+    assert worst in told()
+
+
+def test_nothing_is_said_of_the_worst_where_nothing_is_left_out() -> None:
+    report = report_on(episodes(4, 1))
+    row = row_of(report.trajectories, report.row(), {}) | {"episodes_total": 5, "time/elapsed": 1.0}
+    assert "worst" not in report.words() + step_line(1, 1, row)

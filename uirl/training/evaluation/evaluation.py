@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k
@@ -57,11 +57,16 @@ class EvaluationReport:
         """Kind and message of the first failure; None: no episode failed."""
         return next((f"{t.failure.kind}: {t.failure.message}" for t in self.trajectories if t.failure), None)
 
+    @property
+    def measured_by(self) -> Literal["success", "reward"]:
+        """What a policy is measured by: success, or the reward where nobody says what success is."""
+        return "reward" if self.success is None else "success"
+
     def words(self) -> str:
         """Return '93.0 % (95 %: 89.1 to 95.6), 256 of 256 judged, 256 episodes of 64 instances; held out: none of them
         trained on'."""
-        judged = f"{self.judged} of {self.episodes} judged"
-        words = f"{percent(self.success, self.interval)}, {judged}, {counted(self.episodes, self.instances)}"
+        told = (percent(self.success, self.interval), self.tally.judged_words(), counted(self.episodes, self.instances))
+        words = ", ".join(told)
         if self.corrected is not None:
             words += f"; as accepted, {percent(self.corrected)} corrected for the judge's errors"
         return words if self.held_out is None else f"{words}; {self.held_out.words()}"
@@ -80,6 +85,7 @@ class EvaluationReport:
         numbers = {"success": self.success, "success_low": low, "success_high": high}
         numbers |= {"reward": self.reward, "turns": self.turns}
         numbers |= {"judged_episodes": self.judged, "evidence_episodes": self.episodes}
+        numbers |= {"success_at_worst": self.tally.success_if_lost, "unseen_attempts": self.tally.unseen}
         return {f"eval/{name}": value for name, value in numbers.items()}
 
     def to_dict(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def measure(
     config = override_stored(stored, overrides, run_of(path) or path)
     same = config.environment == stored.environment
     tasks = _tasks_for(path, tasks_path, same=same)
-    speakers = _speakers_of(path) if same else set()
+    speakers = _speakers_of(path, folder) if same else set()
     if tasks is not None:
         config.environment.tasks = None  # the file of the training tasks may lie on another machine
     with doing(f"loading {folder}"):
@@ -139,11 +139,12 @@ def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list
     return None if stored is None else read_tasks(stored)
 
 
-def _speakers_of(path: Path) -> set[str]:
-    """Return the environments that were heard, in the run that `path` is or belongs to, to say what success is."""
+def _speakers_of(path: Path, folder: Path) -> set[str]:
+    """Return the environments that were heard, in the run that `path` is or belongs to and before the
+    checkpoint `folder`, to say what success is."""
     run = run_of(path)
     stores = () if run is None else (run / "trajectories.sqlite", *run.glob("round_*/episodes.sqlite"))
-    speakers: set[str] = set()
+    speakers: set[str] = set(_state_of(folder).get("speakers", ()))
     for file in stores:
         if file.is_file():
             with TrajectoryStore(file, read_only=True) as store:
@@ -188,10 +189,16 @@ def saved_as(path: Path) -> Path:
 
 def trained_by(folder: Path) -> set[str] | None:
     """Return the fingerprints of what the policy of a checkpoint was trained on; None: it does not say."""
-    if (folder / "config.json").is_file():
-        return None
-    told = read_state(folder).extra.get("state", {}).get("trained")
+    told = _state_of(folder).get("trained")
     return None if told is None else unpacked(told)
+
+
+def _state_of(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its run; nothing for a HF folder."""
+    if (folder / "config.json").is_file():
+        return {}
+    state: dict[str, Any] = read_state(folder).extra.get("state", {})
+    return state
 
 
 def policy_at(folder: Path, config: ConfigStore) -> Policy:

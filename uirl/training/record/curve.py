@@ -13,14 +13,12 @@ from uirl.runtime.files import write_atomically
 def draw_curve(
     path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
 ) -> bool:
-    """Draw success (sampled in training, and in evaluations) over episodes to `path`; False where the rows hold
-    nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
-    trained = [(row["episodes_total"], row["success"]) for row in rows if row.get("success") is not None]
-    held_out = [(row["episodes_total"], row["eval/success"]) for row in rows if row.get("eval/success") is not None]
-    label = "success"
-    if not trained and not held_out:
-        label = "reward"
-        trained = [(row["episodes_total"], row["reward"]) for row in rows if row.get("reward") is not None]
+    """Draw success, or the reward where nobody says it, over episodes to `path`: sampled in training, and in
+    evaluations. False where the rows hold nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
+    said = any(row.get(name) is not None for row in rows for name in ("success", "eval/success"))
+    label = "success" if said else "reward"
+    trained = [(row["episodes_total"], row[label]) for row in rows if row.get(label) is not None]
+    held_out = [(row["episodes_total"], row[key]) for row in rows if row.get(key := f"eval/{label}") is not None]
     if not trained and not held_out:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -238,7 +238,7 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     """Return the numbers of one update, on one line."""
     parts = [f"step {step:>4}/{steps}", f"episodes {int(row['episodes_total']):>6}"]
     rates = (("success", "success", "count"), ("eval/success", "eval", "eval"))
-    parts += [_rate(name, row[key], row, counts) for key, name, counts in rates if row.get(key) is not None]
+    parts += [_rate(name, row, key, counts) for key, name, counts in rates if row.get(key) is not None]
     parts += [f"reward {_number(row.get('reward'))}", f"turns {_number(row.get('turns'), 1)}"]
     of_update = (("entropy", "entropy"), ("approx_kl", "kl"), ("clip_fraction", "clip"), ("log_prob_gap_max", "gap"))
     parts += [f"{name} {row[key]:.2g}" for key, name in of_update if row.get(key) is not None]
@@ -248,11 +248,13 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _rate(name: str, value: float, row: Mapping[str, Any], counts: str) -> str:
-    """Return 'success 0.720 (64 of 64 judged)'."""
+def _rate(name: str, row: Mapping[str, Any], key: str, counts: str) -> str:
+    """Return 'success 0.720 (64 of 64 judged, at worst 0.680)'."""
     judged, episodes = row.get(f"{counts}/judged_episodes"), row.get(f"{counts}/evidence_episodes")
-    told = "" if judged is None or episodes is None else f" ({int(judged)} of {int(episodes)} judged)"
-    return f"{name} {value:.3f}{told}"
+    told = "" if judged is None or episodes is None else f"{int(judged)} of {int(episodes)} judged"
+    if row.get(f"{counts}/unseen_attempts"):
+        told += f", at worst {row[f'{key}_at_worst']:.3f}"
+    return f"{name} {row[key]:.3f}" + (f" ({told})" if told else "")
 
 
 ROWS = 100

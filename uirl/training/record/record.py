@@ -21,6 +21,7 @@ from uirl.training.record.curve import draw_curve
 from uirl.training.record.instances import interval_by_instance
 from uirl.training.record.progress import forget_failures, say, tell_earlier, tell_failure
 from uirl.training.record.run_state import RunState
+from uirl.training.record.tally import Tally
 from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import checkpoints_of, open_run, set_later_aside
 from uirl.types import Trajectory
@@ -171,8 +172,11 @@ class RunRecord:
         """Write the picture and the summary."""
         title = f"{summary['model']} in {self._environment_name}, {summary['algorithm']}, seed {summary['seed']}"
         rows = read_metrics(self.directory.metrics_path)
-        before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
-        draw_curve(self.curve_path, [before, *rows], title=title, controls=summary["controls"])
+        before, after = (
+            {"episodes_total": episodes} | {f"eval/{name}": summary[f"{name}_{when}"] for name in ("success", "reward")}
+            for episodes, when in ((0, "before"), (summary["episodes"], "after"))
+        )
+        draw_curve(self.curve_path, [before, *rows, after], title=title, controls=summary["controls"])
         self.directory.write_json("summary.json", summary)
 
     def close(self) -> None:
@@ -209,9 +213,10 @@ def row_of(
     update: Mapping[str, Any],
     engine: Mapping[str, float],
     attempts: Sequence[Trajectory] | None = None,
+    given_up: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts`
-    failed and were repeated; None: nobody counted them."""
+    failed and were repeated; None: nobody counted them. `given_up`: see `Tally.add`."""
     metrics = Metrics()
     usable = [t for t in played if t.failure is None]
     for trajectory in usable:
@@ -232,6 +237,9 @@ def row_of(
     row["count/judged_episodes"] = len(judged)
     row["count/unsaid_episodes"] = sum(UNSAID in t.metrics for t in usable)
     row |= dict(zip(("success_low", "success_high"), interval_by_instance(judged) or (), strict=False))
+    tally = Tally()
+    tally.add(played, attempts or (), given_up)
+    row |= {"success_at_worst": tally.success_if_lost, "count/unseen_attempts": tally.unseen}
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)

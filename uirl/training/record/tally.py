@@ -87,6 +87,11 @@ class Tally:
         `success`."""
         return self.wins / (self.judged + self.unseen) if self.judged else None
 
+    def judged_words(self) -> str:
+        """Return '12 of 13 judged', what stands beside a success, and ', at worst 41.2 %' where attempts are unseen."""
+        worst = self.success_if_lost if self.unseen else None
+        return f"{self.judged} of {self.evidence} judged" + ("" if worst is None else f", at worst {100 * worst:.1f} %")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which `from_dict` makes an equal one."""
         return {
