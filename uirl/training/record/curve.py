@@ -14,7 +14,8 @@ def draw_curve(
     path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
 ) -> bool:
     """Draw success, or the reward where nobody says it, over episodes to `path`: sampled in training, and in
-    evaluations. False where the rows hold nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
+    evaluations. False where the rows hold nothing to draw. `controls` are horizontal lines: what a policy scores that
+    does not do what it should."""
     said = any(row.get(name) is not None for row in rows for name in ("success", "eval/success"))
     label = "success" if said else "reward"
     trained = [(row["episodes_total"], row[label]) for row in rows if row.get(label) is not None]
