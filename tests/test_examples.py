@@ -29,6 +29,7 @@ def test_one_page_loop() -> None:
     assert max(curve) > 0
 
 
+@pytest.mark.slow
 def test_openai_agent() -> None:
     curve = asyncio.run(load("openai_agent").learn(updates=2))
     assert len(curve) == 2

@@ -90,6 +90,7 @@ def test_a_made_up_vocabulary_is_whole_and_changes_no_text(tmp_path: Path) -> No
     assert whole(text).input_ids == small(text).input_ids
 
 
+@pytest.mark.slow
 def test_a_part_as_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/gpu.py", "attention", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -20,6 +20,7 @@ def test_a_plan_names_every_part_and_fits(capsys: pytest.CaptureFixture[str]) ->
     assert "does not fit" not in printed
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_with_the_keys_that_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--gpu", "1.5", "--picture", "112x112", *BIG]) == 1
     printed = capsys.readouterr().out
@@ -28,6 +29,7 @@ def test_what_does_not_fit_comes_with_the_keys_that_help(capsys: pytest.CaptureF
     assert advice.startswith("it fits with: model.gradient_checkpointing=true")
 
 
+@pytest.mark.slow
 def test_what_nothing_makes_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--gpu", "0.4GB", "--tokens", "64", *TINY]) == 1
     last = capsys.readouterr().out.strip().splitlines()[-1]

@@ -63,7 +63,7 @@ def actions_of(name: str, thoughts: st.SearchStrategy[str]) -> st.SearchStrategy
     return st.builds(lambda some, thought: Action(tool_calls=tuple(some), thought=thought), several, thoughts)
 
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
@@ -90,7 +90,7 @@ def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from([*MARKERS, "name", "arguments", ":", ",", "1"]) | st.text(max_size=4)).map("".join))
 def test_no_text_breaks_it(name: str, text: str) -> None:
     check_parser(made(name), [], [text])
@@ -241,6 +241,7 @@ GARBAGE: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_megabyte_of_garbage_takes_no_longer_than_its_length(name: str) -> None:
     """Quadratic work on a megabyte takes minutes; the bound of seconds is far from what it takes (milliseconds)."""

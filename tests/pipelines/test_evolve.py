@@ -247,6 +247,7 @@ def test_every_key_is_tried() -> None:
     assert EFFECTS.keys() | TRIED_ELSEWHERE.keys() == set(EvolveConfig.model_fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EFFECTS)
 def test_every_key_has_an_effect(whole: Path, tmp_path: Path, key: str) -> None:
     value, seen = EFFECTS[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,13 @@ def run(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("spoil", [link, link_that_climbs, link_by_a_folder, pipe, plug])
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        *product(FILES, [link]),
+        *product(("config.yaml", "trajectories.sqlite"), [link_that_climbs, link_by_a_folder, pipe, plug]),
+    ],
+)
 def test_no_file_of_a_run_leads_out_of_it(
     run: Path, secret: Path, name: str, spoil: Callable[[Path, Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
-OTHERS: list[Any] = [None, True, -1, 10**400, float("nan"), "word", "", [], [[1], {}], {}, {"name": [1]}]
+OTHERS: list[Any] = [None, -1, 10**400, float("nan"), "word", [[1], {}], {"name": [1]}]
 """Values of every kind of JSON."""
 ORIGIN = {"software": {"python": "3.11"}, "model": {"name": "m", "lora": 8}, "engine": "embedded"}
 ROUTES = (

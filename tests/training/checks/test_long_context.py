@@ -55,6 +55,7 @@ def test_a_window_that_the_engine_ignores_is_found(folder: Path, monkeypatch: py
     assert "differently from the model's own forward" in finding.detail
 
 
+@pytest.mark.slow
 def test_it_is_found_when_the_model_is_loaded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_size", lambda config, kind: None)
     finding = found(folder)["config and model"]
@@ -68,6 +69,7 @@ def test_a_context_shorter_than_the_window_is_said(folder: Path) -> None:
     assert f"beyond the window of {WINDOW}" in finding.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "positions", "tokens"),
     [((), 4096, UNKNOWN), (("inference.max_context=96",), 4096, 96 - REPLY), ((), 128, 128 - REPLY)],
@@ -83,6 +85,7 @@ def test_without_a_window_a_plain_length_that_the_context_holds_is_tried(
     assert f"over {tokens} tokens," in finding.detail, finding.detail
 
 
+@pytest.mark.slow
 def test_no_more_tokens_are_tried_than_are_cheap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = sum(p.numel() for p in windowed_model("mistral").model.parameters())
     monkeypatch.setitem(long_context.WORK, "cpu", 8.0 * weights * 6)

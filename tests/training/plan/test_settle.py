@@ -151,6 +151,7 @@ def test_what_is_written_is_not_chosen_again(folder: Path, monkeypatch: pytest.M
         assert "it does not fit" in str(settled)
 
 
+@pytest.mark.slow
 def test_an_update_is_traced_once_for_configs_that_differ_in_episodes_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_what_plans_have_in_common_changes_none(monkeypatch: pytest.MonkeyPatch)
     assert together == [plan_of(config, limit=None, **PICTURE) for config in configs]
 
 
+@pytest.mark.slow
 def test_a_bound_on_the_attention_cache_holds_whatever_the_episodes(folder: Path) -> None:
     """Requests wait for room in it, so that a plan counts no more."""
     caches = {}

@@ -39,6 +39,7 @@ def test_on_a_cpu_and_behind_a_server_nothing_sleeps() -> None:
     assert all("engine, asleep" not in m.parts for m in moments("inference.server_url=http://there:8000"))
 
 
+@pytest.mark.slow
 def test_sleep_is_the_first_remedy() -> None:
     """Of 3.6 GiB that may be used of 4, the update and the process take 2.0: the 1.0 of an engine that sleeps fits
     beside, and the 1.8 of one that does not is too much."""
