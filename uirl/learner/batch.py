@@ -220,8 +220,6 @@ class SampleBatches:
     def _prompt(self, index: int, sample: Sample) -> Hashable:
         """Return what a sample begins with, up to its first sampled token: tokens and pictures. Its own number where
         that cannot be said."""
-        if True not in sample.response_mask:
-            return index
         end = sample.response_mask.index(True)
         shown = [_picture(sample, hash, self.images) for hash in sample.images]
         try:

@@ -164,20 +164,20 @@ class Optimizer:
         self._hooks.append(parameter.register_post_accumulate_grad_hook(move))
         return master
 
-    def _gradients(self, group: Named) -> list[Tensor]:
-        found = (self._stepped[name].grad for name, _ in group)
-        return [grad for grad in found if grad is not None]
+    def _gradients(self, group: Named) -> dict[str, Tensor]:
+        found = {name: self._stepped[name].grad for name, _ in group}
+        return {name: grad for name, grad in found.items() if grad is not None}
 
     def _norm(self, group: Named) -> Tensor:
         gradients = self._gradients(group)
         if not gradients:
             return torch.zeros(())
-        return torch.nn.utils.get_total_norm(gradients)
+        return torch.nn.utils.get_total_norm(list(gradients.values()))
 
     def _clip(self, norm: Tensor, group: Named) -> None:
         limit = self.settings.max_grad_norm
         if limit is not None and norm > limit:
-            for gradient in self._gradients(group):
+            for gradient in self._gradients(group).values():
                 gradient.mul_(limit / float(norm))
 
     def _publish(self) -> None:
@@ -186,9 +186,8 @@ class Optimizer:
                 parameter.copy_(master)
 
     def _blame(self, group: Named) -> str:
-        for name, _ in group:
-            grad = self._stepped[name].grad
-            if grad is not None and not grad.isfinite().all():
+        for name, grad in self._gradients(group).items():
+            if not grad.isfinite().all():
                 bad = int((~grad.isfinite()).sum())
                 return (
                     f"the gradient of {name} is not finite in {bad} of {grad.numel()} numbers; the step was refused "

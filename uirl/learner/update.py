@@ -72,7 +72,7 @@ class Learner:
         Used by the warm start and by rejection sampling. Rewards, log-probs and versions of the samples are not read.
         The first call after an update starts a fresh optimizer, with the settings of `training.warm_start`.
         """
-        if not any(any(sample.response_mask) for sample in samples):
+        if not samples:
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
         batches = self._batches(samples)
         metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)

@@ -168,14 +168,15 @@ class MultiTurnManager:
 
     async def _step(self, model_output: str, observation: Any) -> Turn:
         observed = None if observation is None else read_observation(observation, "MultiTurnManager.step")
-        if self._episode is None and observed is None:
-            await self._begin(None)
-        elif self._episode is None and observed is not None:
+        if observed is None:
+            if self._episode is None:
+                await self._begin(None)
+        elif self._episode is None:
             environment, episode = self._open()
             environment.adopt()
             episode.session.adopt()
             self._see(episode.see(observed))
-        elif observed is not None and observed != self.observation:
+        elif observed != self.observation:
             self._see(self._running().see(observed))
         episode = self._running()
         if episode.record.stop_reason is not None:

@@ -79,10 +79,9 @@ class StepCredit:
 
 
 def _instances(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """Return the episodes that are evidence by group and instance, of those in which some solved their task and some
-    did not."""
+    """Return the episodes that are evidence, by group and instance."""
     groups: dict[tuple[str, str, int | None], list[Trajectory]] = defaultdict(list)
     for one in trajectories:
         if one.failure is None and one.success is not None and one.turns:
             groups[one.group_id, one.task.id, one.seed].append(one)
-    return [group for group in groups.values() if len({one.success for one in group}) > 1]
+    return list(groups.values())

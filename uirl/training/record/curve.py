@@ -22,11 +22,9 @@ def draw_curve(
     held_out = [(row["episodes_total"], row[key]) for row in rows if row.get(key := f"eval/{label}") is not None]
     if not trained and not held_out:
         return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 3.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if trained:
         axes.plot(*zip(*trained, strict=True), color="#9db7d5", linewidth=1.4, label=f"{label} while training")
