@@ -332,7 +332,9 @@ class TestReaders:
     def test_load_policy_gives_the_policy_back(self, overrides, tmp_path, images):
         learner, samples = trained(images, *overrides)
         save_checkpoint(tmp_path / "step-1", learner, {})
-        policy = load_policy(tmp_path / "step-1")
+        there = learner.config.model.model_copy(update={"device": "cuda"})
+        policy = load_policy(tmp_path / "step-1", model=there, device="cpu")
+        assert policy.loaded.device.type == "cpu"
         batch = collate(policy.loaded, samples, images)
         with torch.no_grad():
             for name in ("log_probs", "values"):

@@ -155,6 +155,7 @@ class TestKL:
         overrides = ["training.use_kl_in_reward=true", "algorithm.kl_target=10", "algorithm.kl_horizon=100"]
         learner = make_learner(images, TEXT, *overrides, "training.kl_coef=1.0")
         learner.update(sample_trajectories(learner.policy, images))
+        assert learner.kl.target_kl == 10
         # KL 0 is far below the target: error -0.2, 4 trajectories of a horizon of 100
         assert learner.kl.value == pytest.approx(1 - 0.2 * 4 / 100)
 

@@ -47,12 +47,13 @@ def test_every_token_has_its_numbers(images, micro_batch_tokens) -> None:
         assert one.weights is None
 
 
-def test_the_log_probs_of_the_engine_are_not_told_twice(images) -> None:
-    learner = make_learner(images, *GRPO)
+@pytest.mark.parametrize("estimator", ["grpo", "rejection_sampling"])
+def test_old_log_probs_that_the_policy_did_not_compute_are_not_told(images, estimator) -> None:
+    learner = make_learner(images, *GRPO, f"training.adv_estimator={estimator}")
     learned, _ = learned_by(learner, sample_trajectories(learner.policy, images))
     for one in learned.values():
         assert one.old_log_probs is None
-        assert one.log_probs is not None
+        assert (one.log_probs is not None) is bool(one.advantages.any())
 
 
 def test_the_newest_pass_counts(images) -> None:

@@ -1,4 +1,7 @@
-"""The losses of a minibatch, by hand."""
+"""The losses of a minibatch, by hand: which trajectories are in it, which options they take, what comes out."""
+
+import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from uirl.images import ImageStore
 from uirl.learner import Policy, collate
 from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.policy import TokenScores
+from uirl.learner.schedule import MinibatchSchedule
 from uirl.learner.settings import LearnerSettings
 from uirl.types import Sample
 
@@ -17,6 +21,23 @@ TEXT = "model.model_name=uirl/tiny-lm"
 @pytest.fixture(scope="module")
 def small() -> Policy:
     return Policy.from_config(make_config(TEXT))
+
+
+def test_every_option_of_the_loss_is_its_key_in_the_config() -> None:
+    chosen = {"dual_clip": 4.0, "ratio": "sequence", "tis_cap": 3.0, "tis_level": "sequence"}
+    chosen |= {"mismatch_range": (0.5, 1.5), "mismatch_level": "sequence"}
+    asked = [f"algorithm.{key}={json.dumps(value)}" for key, value in chosen.items()]
+    clips = ["training.clip_ratio=0.1", "training.clip_ratio_high=0.3"]
+    found = LearnerSettings.of(make_config(TEXT, *clips, *asked)).loss["options"]
+    chosen |= {"clip_ratio_c": chosen.pop("dual_clip"), "ratio_level": chosen.pop("ratio")}
+    assert asdict(found) == {"eps_low": 0.1, "eps_high": 0.3, **chosen}
+
+
+def test_the_minibatches_of_an_epoch_hold_each_live_trajectory_once() -> None:
+    schedule = MinibatchSchedule(sample_rows=(0, 1, 1, 2, 3, 4), live=(0, 1, 3, 4), per_epoch=2, shares=2, scale=1.0)
+    first, second, third, fourth = schedule.minibatches(2, "seed")
+    assert sorted(first + second) == sorted(third + fourth) == [0, 1, 2, 4, 5]
+    assert {schedule.sample_rows[i] for i in first}.isdisjoint(schedule.sample_rows[i] for i in second)
 
 
 def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(small: Policy) -> None:

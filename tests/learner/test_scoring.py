@@ -19,7 +19,7 @@ def test_rollout_log_probs_are_used_where_they_are_exact(images):
     samples = sample_trajectories(learner.policy, images)
     first = learner.update(samples)
     assert first["old_log_probs_recomputed"] == 0
-    assert first["staleness"] == 0
+    assert (first["staleness"], first["trajectories"]) == (0, len(samples))
     assert 0 < first["log_prob_gap_max"] < 1e-4
     assert 0 < first["log_prob_gap_mean"] <= first["log_prob_gap_max"]
     assert learner.version == 1
