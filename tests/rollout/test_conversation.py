@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -132,6 +133,9 @@ def test_a_budget_leaves_the_opening_and_the_newest_at_least(
         shown = [int(n) for n in re.findall(r"<(\d+)>", joined)]
         assert shown == [0, *range(number - len(shown) + 2, number + 1)]
         assert context.images[len(context.images) - shots :] == pictures
+        roles = [message.role for message in context.messages]
+        assert set(roles) <= {"system", "user", "assistant", "tool"}
+        assert style != "plain" or all(one != other for one, other in itertools.pairwise(roles))
         if len(context.prompt_ids) > budget:
             assert shown == [0, number][: number + 1]
             assert "reply" not in joined

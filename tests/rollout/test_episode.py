@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -207,6 +208,7 @@ async def test_an_episode_that_is_cut_before_its_score_is_a_failure_and_not_a_ze
     assert (record.metrics["success"], record.turns[-1].info["success"]) == (0.0, False)
     (whole,) = await collector(lm, Late(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
     assert (whole.failure, whole.stop_reason) == (None, "terminated")
+    assert 0 < whole.metrics["seconds"] < time.perf_counter()
     judged = collector(lm, Late(length=9), limits=EpisodeLimits(max_turns=2), reward_fn=lambda record: 0.5)
     (record,) = await judged.collect(specs(1), play_with(scripted(lm, "yes")))
     assert (record.failure, record.total_reward()) == (None, 0.5)
