@@ -141,6 +141,14 @@ def test_a_run_ends_where_success_is_reached_but_for_rounding(reached: float, en
     assert (state.stop_reason(training, 10) is not None) is ends
 
 
+@pytest.mark.parametrize(("seconds", "ends"), [(4.5, False), (5.0, True), (5.5, True)])
+def test_a_run_ends_at_its_time_limit(seconds: float, ends: bool) -> None:
+    training = make_config("training.max_seconds=5").training
+    state = RunState()
+    state.seconds = seconds
+    assert (state.stop_reason(training, 10) is not None) is ends
+
+
 def test_a_return_reaches_what_it_adds_up_to() -> None:
     class Steps(gymnasium.Env):
         """Ten steps of 0.1."""

@@ -191,8 +191,10 @@ def test_a_demonstrator_that_fails_mostly_stops_the_warm_start(tmp_path: Path) -
         asyncio.run(Demonstrations(parts, local_channel(parts), size=5, seed=0).batch(2))
 
 
-@pytest.mark.parametrize(("losses", "fails"), [(3, False), (4, True)])
-def test_a_demonstration_whose_actor_was_lost_is_played_again(tmp_path: Path, losses: int, fails: bool) -> None:
+@pytest.mark.parametrize(("retries", "losses", "fails"), [(0, 3, False), (0, 4, True), (1, 1, False)])
+def test_a_demonstration_whose_actor_was_lost_is_played_again(
+    tmp_path: Path, retries: int, losses: int, fails: bool
+) -> None:
     class Losing(LocalChannel):
         """Loses the actor of the first demonstration a number of times."""
 
@@ -205,7 +207,7 @@ def test_a_demonstration_whose_actor_was_lost_is_played_again(tmp_path: Path, lo
             return await super().play_once(spec, order)
 
     config = settings(tmp_path)
-    config.rollout.retries = 0
+    config.rollout.retries = retries
     parts = assemble(config, taught())
     channel = Losing(parts.collector, parts.engine, sampling_of(config))
     demonstrations = Demonstrations(parts, channel, size=5, seed=0)

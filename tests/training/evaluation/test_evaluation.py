@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.training.test_loop import settings
 from uirl import RayPPOTrainer
 from uirl.rollout.episode import EpisodeSpec
 from uirl.training.evaluation.evaluation import evaluate_episodes, report_on
+from uirl.training.evaluation.measure import locate
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Failure, Task, Trajectory
 
@@ -88,6 +90,15 @@ def told(name: str, group: str, success: bool | None, reward: float, *, failed: 
     if success is not None:
         trajectory.metrics["success"] = float(success)
     return trajectory
+
+
+def test_the_config_of_a_checkpoint_is_its_own_and_else_that_of_its_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("training: {seed: 1}\n")
+    assert (locate(checkpoint)[0], locate(checkpoint)[1].training.seed) == (checkpoint, 1)
+    (checkpoint / "config.yaml").write_text("training: {seed: 2}\n")
+    assert locate(checkpoint)[1].training.seed == 2
 
 
 def test_the_report_counts_failures_and_leaves_them_out() -> None:

@@ -31,4 +31,8 @@ def test_engine_processes_are_followed(tmp_path: Path) -> None:
     processes[1]._note("running")
     assert rows(tmp_path)["engine-1"] == ("engine", "running", 2)
     table.follow_engine(FakeEngine())
-    assert list(rows(tmp_path)) == ["learner"]
+    table.end()
+    told = json.loads((tmp_path / PROCESSES).read_text())["processes"]
+    assert [(row["name"], row["role"], row["state"], row["pid"]) for row in told] == [
+        ("learner", "learner", "stopped", None)
+    ]

@@ -58,7 +58,7 @@ def test_nobody_said_what_success_is() -> None:
     tally = tally_of(episodes(0, 0, judge=2))
     assert (tally.success, tally.success_if_lost) == (None, None)
     assert tally.words() == "2 of 2 (100.0 %): judge 2"
-    assert Tally().words() == "0 of 0"
+    assert (Tally().words(), Tally().share_unseen) == ("0 of 0", 0)
 
 
 def test_attempts_that_were_repeated_count_for_the_worst_case_and_for_the_warning() -> None:
