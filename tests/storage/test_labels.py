@@ -20,7 +20,7 @@ def test_labels_of_a_run_that_was_replaced_are_of_the_new_run(tmp_path):
     assert labels.changed()
     assert not labels.changed()
     shutil.rmtree(run)
-    assert labels.all() == {}
+    assert (labels.all(), labels.get("a")) == ({}, None)
     assert labels.changed()
     with pytest.raises(StorageError, match="cannot write"):
         labels.set("a", Label(False))  # not into the file that is gone, where nobody would find it
@@ -79,6 +79,15 @@ def test_a_sheet_that_says_two_things_of_one_episode_is_refused():
     assert read_sheet("id,passed\na,yes\na,true\n") == {"a": Label(True)}
     with pytest.raises(InputError, match="line 3: got another label of 'a'"):
         read_sheet("id,passed\na,yes\na,no\n")
+
+
+def test_a_sheet_takes_every_word_for_yes_and_no_and_refuses_what_is_no_sheet():
+    words = {True: ["1", "true", "Yes "], False: ["0", "FALSE", "no"], None: [""]}
+    for passed, said in words.items():
+        found = read_sheet("id,passed\n" + "".join(f"{i},{word}\n" for i, word in enumerate(said)))
+        assert [label.passed for label in found.values()] == [passed] * len(said)
+    with pytest.raises(InputError, match="is no CSV: field larger"):
+        read_sheet(f"id,passed\n{'a' * 200_000},yes\n")
 
 
 def test_a_change_leaves_what_another_process_wrote(tmp_path):
