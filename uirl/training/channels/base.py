@@ -299,7 +299,7 @@ class Channel(ABC):
         if limit is None:
             return None if self.rules.close_after is None else 1.0
         left = started + limit - time.monotonic()
-        return max(left, 0.0) if left > 0 else None
+        return left if left > 0 else None
 
 
 class _Player:
