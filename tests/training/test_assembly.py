@@ -76,6 +76,10 @@ def test_a_reward_function_judges_training_evaluation_and_controls(tmp_path: Pat
     judges = [collector.options.reward_fn for collector in (parts.collector, parts.eval_collector, control)]
     assert judges[0] is judges[1] is judges[2] is not None
     assert control.environment.length == 9  # type: ignore[attr-defined]
+    config = settings(tmp_path)
+    config.verification.enabled = True
+    with pytest.raises(ConfigError, match=r"a reward_fn and verification\.enabled=true"):
+        assemble(config, Countdown(), lambda trajectory: 1.0)
 
 
 class Untaught(Countdown):

@@ -18,6 +18,7 @@ from uirl.rollout.players import Order
 from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.flow import Flow, capacity
 from uirl.training.record.run_state import RunState
+from uirl.training.spares import SpareGroups
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Failure, Observation, Task, Trajectory, Turn
 
@@ -144,6 +145,7 @@ async def test_the_bound_that_is_found_and_the_spares_go_with_the_run(capsys: py
     assert "staleness 1 -> 2: log-prob gap 0.001 of at most 0.02 nats" in capsys.readouterr().out
     resumed = Run(config, Actors(config), RunState.from_dict(run.state.to_dict()))
     assert resumed.flow.staleness == run.flow.staleness
+    assert resumed.flow._spares == run.flow._spares != SpareGroups(adapts=True)
     assert run.flow.row()["actors/staleness"] == run.flow.staleness
     await run.flow.give_up("run ended")
 

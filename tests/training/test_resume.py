@@ -10,16 +10,19 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.training.test_loop import digits, settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.config import CheckpointConfig
 from uirl.errors import CheckpointError, ConfigError, StorageError
-from uirl.training import measure
+from uirl.training import measure, saving
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan.settle import settle
+from uirl.training.record.run_state import RunState
 from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, open_run, run_name_for
 from uirl.training.saving import SaveClock
 
@@ -180,6 +183,19 @@ def test_a_checkpoint_is_due_by_the_clock_and_by_what_it_costs() -> None:
     assert not SaveClock(None).due(1e9)
 
 
+def test_what_was_saved_is_not_due_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(saving, "save_checkpoint", lambda *_, **__: None)
+    saver = saving.Saver(CheckpointConfig(save_seconds=60))
+    now = 60.0
+    assert saver.due()
+    saver.save(tmp_path, cast(Any, None), RunState(), dict)
+    assert not saver.due()
+    now = 120.0
+    assert saver.due()
+
+
 # -- which run, which step -----------------------------------------------------------------------------------------
 
 
@@ -294,6 +310,8 @@ def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pyt
     fit(config, epochs=3)
     run = tmp_path / "run"
     before, abandoned = digits(run / "metrics.jsonl"), records(run)
+    (run / "tensorboard").mkdir(exist_ok=True)
+    (run / "tensorboard" / "events").write_text("curves")
     capsys.readouterr()
     again = fit(resumed(config), epochs=3)
     told = capsys.readouterr().out
@@ -311,6 +329,7 @@ def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pyt
     assert sorted(p.name for p in (aside / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
     assert digits(aside / "metrics.jsonl") == before
     assert records(aside) == abandoned
+    assert (aside / "tensorboard" / "events").read_text() == "curves"
     assert measure(aside, episodes=2).episodes == 2
     rows = digits(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from uirl.errors import ContractError
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.assembly import Assembly, sampling_of
 from uirl.training.channels import conformance
 from uirl.training.channels.base import Channel, Group, GroupRules
 from uirl.training.channels.conformance import check_channel
 from uirl.training.channels.local import LocalChannel
 from uirl.training.channels.process import ProcessChannel
+from uirl.types import Trajectory
 
 
 def local(parts: Assembly, rules: GroupRules) -> Channel:
@@ -61,6 +65,14 @@ class Deaf(LocalChannel):
             await super().publish(None, version)
 
 
+class Silent(LocalChannel):
+    """Does not say why an episode failed."""
+
+    async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
+        played = await super().play_once(spec, order)
+        return played if played.failure is None else replace(played, failure=replace(played.failure, message="no"))
+
+
 class Untidy(LocalChannel):
     """Leaves episodes to themselves when it is closed."""
 
@@ -70,7 +82,12 @@ class Untidy(LocalChannel):
 
 @pytest.mark.parametrize(
     ("kind", "breach"),
-    [(Forgetful, "expected the order ordered"), (Deaf, r"after publish\(4\)"), (Untidy, "for the release of")],
+    [
+        (Forgetful, "expected the order ordered"),
+        (Silent, "which does not say why"),
+        (Deaf, r"after publish\(4\)"),
+        (Untidy, "for the release of"),
+    ],
 )
 async def test_a_breach_is_named(
     tmp_path: Path, kind: type[LocalChannel], breach: str, monkeypatch: pytest.MonkeyPatch

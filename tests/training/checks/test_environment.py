@@ -69,7 +69,9 @@ class Declared(Stubborn):
 
 
 def checked(world: BaseEnvironment, folder: Path, **given: Any) -> dict[str, tuple[bool, str]]:
-    return found(Parts(settings(folder), world, world, **given))
+    config = settings(folder)
+    config.environment.reset_timeout = None
+    return found(Parts(config, world, world, **given))
 
 
 def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:

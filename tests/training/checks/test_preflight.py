@@ -12,6 +12,7 @@ import pytest
 from tests.rollout.worlds import Countdown
 from tests.threads import left_since
 from uirl.config import ConfigStore
+from uirl.errors import ConfigError
 from uirl.training.checks.preflight import Finding, preflight
 from uirl.types import Observation
 
@@ -41,6 +42,8 @@ def checked(environment: Countdown) -> Finding:
     assert not found.pop("held-out tasks").ok  # seven instances
     assert all(finding.ok for finding in found.values()), found
     assert {"a weight update reaches the engine", "resume"} <= found.keys()
+    assert "seeds reproduce" in found["environment"].detail
+    assert "drops pictures" not in found["chat template"].detail
     return found["control tokens in content"]
 
 
@@ -92,6 +95,14 @@ def test_a_failed_episode_is_told_and_the_checks_go_on_with_the_others() -> None
     assert "the cable was pulled" in found["episodes"].detail
     assert found["token identity"].ok, found["token identity"].detail
     assert found["resume"].ok
+
+
+def test_actors_that_do_not_start_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(parts: Any) -> Any:
+        raise ConfigError("no machine is free")
+
+    monkeypatch.setattr(PREFLIGHT, "open_channel", refuse)
+    assert findings_of(Countdown())["episodes"] == Finding("episodes", False, "no machine is free")
 
 
 def test_a_resumed_learner_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

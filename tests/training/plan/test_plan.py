@@ -66,6 +66,7 @@ def test_an_update_takes_what_the_plan_says(case: str) -> None:
     policy, ledger = Policy.from_config(config), Ledger()
     work = workload_of(config, policy.loaded, picture=(112, 112), tokens=96)
     assert work == plan.workload
+    assert all(plan.moments[0].parts.values()), "a part that takes nothing is not told"
     beside = {"contexts, libraries", "pictures kept"}
     planned_parts = {name: size for name, size in plan.moments[0].parts.items() if name not in beside}
     with ledger:

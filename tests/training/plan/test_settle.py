@@ -149,6 +149,7 @@ def test_what_is_written_is_not_chosen_again(folder: Path, monkeypatch: pytest.M
         settled = settle(of(folder, f"{key}={value}"), here=(True, 60))
         assert key not in settled.chosen
         assert "it does not fit" in str(settled)
+    assert settle(of(folder, f"{TOKENS}=32768"), here=(True, 370)).chosen[CHECKPOINTING] is False
 
 
 @pytest.mark.slow
