@@ -79,7 +79,7 @@ def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_pat
         dataclasses.replace(first, observation=Observation(text, tool_results=results), action=Action("7"))
         for text in ("", "well?")
     ]
-    made.turns = [first, *answered]
+    made.turns = [dataclasses.replace(first, info={"call": "a word of the environment"}), *answered]
     store.add(made, step=1)
     assert export_sft(store, tmp_path / "x.jsonl") == 1
     (line,) = lines(tmp_path / "x.jsonl")

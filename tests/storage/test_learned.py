@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from tests.storage.episodes import episode
+from uirl.config import ConfigStore
 from uirl.errors import StorageError
 from uirl.storage import Learned, LearnedTokens, TrajectoryStore
+from uirl.storage.origin import origin_of
 from uirl.types import Observation, Trajectory, Turn, Verdict
 
 
@@ -114,6 +116,13 @@ def test_figures_of_another_number_of_tokens_are_an_error(store) -> None:
     store.add_learned([LearnedTokens("a", array(1, 2, 3))], step=1, version=0)
     with pytest.raises(StorageError, match="are 3 numbers, expected 5"):
         store.learned("a")
+
+
+def test_an_origin_says_which_adapters_were_trained() -> None:
+    config = ConfigStore()
+    assert origin_of(config)["model"]["lora"] is None
+    config.model.use_lora, config.model.lora.r = True, 5
+    assert origin_of(config)["model"]["lora"] == 5
 
 
 def test_origins_are_kept_once_each(tmp_path) -> None:
