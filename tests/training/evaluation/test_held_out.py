@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from uirl.cli.main import main
 from uirl.environments import BaseEnvironment
 from uirl.training import measure
 from uirl.training.evaluation.evaluation import report_on
-from uirl.training.record.instances import fingerprint, packed, unpacked
+from uirl.training.record.instances import fingerprint, fingerprint_of, packed, unpacked
+from uirl.training.tasks.task_sets import content_of
 from uirl.types import Observation, Task, Trajectory, Turn
 
 
@@ -118,6 +120,13 @@ def test_an_instance_is_what_it_shows_and_asks_for() -> None:
         (Task("a", goal="g", checks={"x": 1}), Observation("text", images=("picture",))),
     ):
         assert print_of(task, seen) != base
+
+
+def test_letters_in_another_form_of_unicode_are_the_same_content() -> None:
+    whole, apart = (unicodedata.normalize(form, "Öffne das Café") for form in ("NFC", "NFD"))
+    one, other = (Task("id", "game", goal=words, checks={"text": words}) for words in (whole, apart))
+    assert fingerprint_of(one, Observation(whole)) == fingerprint_of(other, Observation(apart))
+    assert content_of(one) == content_of(other)
 
 
 def test_the_command_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,14 @@ def fingerprint_of(task: Task, first: Observation) -> str:
     pictures = [image if isinstance(image, str) else screenshot(image).hash for image in first.images]
     answers = [(result.name, result.success, result.text) for result in first.tool_results]
     seen = [task.goal, task.checks, first.text, pictures, answers, first.state_key]
-    text = json.dumps(seen, sort_keys=True, default=repr)
+    text = canonical(seen)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGITS // 2).hexdigest()
+
+
+def canonical(content: Any) -> str:
+    """Return plain data as text that is the same for the same content: keys in order, letters in one form of Unicode
+    (NFC)."""
+    return unicodedata.normalize("NFC", json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False))
 
 
 def instances_of(episodes: Sequence[Trajectory]) -> list[str]:

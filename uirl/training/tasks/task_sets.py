@@ -11,6 +11,7 @@ from typing import Any
 from uirl.config import EnvironmentConfig
 from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
+from uirl.training.record.instances import canonical
 from uirl.training.tasks.sources import tasks_of
 from uirl.types import Task
 
@@ -120,8 +121,7 @@ def _read(path: str | None) -> Sequence[Any] | None:
     return None if path is None else read_tasks(Path(path))
 
 
-def content_of(task: Task) -> tuple[str, str, str]:
+def content_of(task: Task) -> str:
     """Return what makes a task this one: two of the same goal and checks are the same problem, whatever their names and
     seeds; without either the name is all there is."""
-    name = "" if task.goal or task.checks else task.id
-    return name, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
+    return canonical([task.goal, task.checks] if task.goal or task.checks else task.id)
