@@ -178,14 +178,14 @@ def test_a_picture_of_any_kind_is_seen_as_a_person_sees_it(kind: str) -> None:
         assert there.convert("RGB").tobytes() == shot.open().tobytes()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(1, 9), 99])
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_a_picture_stands_upright(format: str, orientation: int) -> None:
     """A phone turns nothing: it writes how it was held."""
     upright = Image.new("RGB", (64, 32), "red")
     upright.paste("blue", (0, 0, 32, 16))
     turns = Image.Transpose
-    stored = upright if orientation == 1 else upright.transpose({
+    stored = upright if orientation in (1, 99) else upright.transpose({
         2: turns.FLIP_LEFT_RIGHT, 3: turns.ROTATE_180, 4: turns.FLIP_TOP_BOTTOM, 5: turns.TRANSPOSE,
         6: turns.ROTATE_90, 7: turns.TRANSVERSE, 8: turns.ROTATE_270,
     }[orientation])  # fmt: skip

@@ -31,8 +31,8 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 """What is decoded. Others have decoders that start programs (EPS: Ghostscript) or that nobody here needs."""
 CHANNELS = (1, 2, 3, 4)
 """Of an array: grey, grey and opacity, RGB, RGBA."""
-ORIENTATION, FIRST_ON_ITS_SIDE = 0x0112, 5
-"""The tag of EXIF that says how to turn a picture, and its first value with width and height exchanged."""
+ORIENTATION, ON_THEIR_SIDE = 0x0112, (5, 6, 7, 8)
+"""The tag of EXIF that says how to turn a picture, and its values with width and height exchanged."""
 SMALL = 128 * 128
 """Pixels of a picture up to which reading and writing PNG takes longer than to draw it."""
 _KEPT = 32 * 2**20
@@ -81,7 +81,7 @@ class Screenshot:
 
     def _size(self, picture: Image) -> tuple[int, int]:
         width, height = picture.size
-        return (height, width) if self._orientation(picture) >= FIRST_ON_ITS_SIDE else (width, height)
+        return (height, width) if self._orientation(picture) in ON_THEIR_SIDE else (width, height)
 
     def _is_plain(self, picture: Image) -> bool:
         still = picture.mode in ("1", "L", "P", "RGB") and getattr(picture, "n_frames", 1) == 1

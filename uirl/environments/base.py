@@ -48,9 +48,9 @@ class BaseEnvironment(ABC):
     (turns, tokens, time) `score_now` is asked; where that does not tell, the episode is a failure: it has no score,
     which is not a score of 0."""
     mistake_reward: float = 0.0
-    """Reward of a reply that is no action, at most 0 and no more than any action is worth: to set, or to write as a
-    property, where steps cost. Whoever answers such a reply in this environment's place (a `ToolEnvironment` around it,
-    the adapters of TRL and verl) pays this."""
+    """Reward of a reply that is no action, at most 0 and no more than an action that does nothing is worth: to set, or
+    to write as a property, where steps cost. Whoever answers such a reply in this environment's place (a
+    `ToolEnvironment` around it, the adapters of TRL and verl) pays this."""
     message_style: str = "plain"
     """How the policy is told what it sees: a name of `uirl.rollout.conversation.STYLES`."""
 
