@@ -22,6 +22,7 @@ WAYS: list[Any] = [
     lambda plain: {"anyOf": [{"$ref": "#/$defs/It"}, NULL], "default": None},
     lambda plain: {"oneOf": [NULL, {"allOf": [{"$ref": "#/$defs/There"}]}]},
     lambda plain: {"type": [plain["type"], "null"]},
+    lambda plain: {**plain, "nullable": True},
 ]
 VALUES = {"integer": ("7", 7), "number": ("1.5", 1.5), "boolean": ("true", True), "string": ("7", "7")}
 CONTAINERS = {"object": ('{"a": "1"}', {"a": "1"}), "array": ("[1]", [1])}
@@ -46,6 +47,7 @@ def test_everybody_finds_the_type(kind: str, way: Any) -> None:
     assert call is not None
     assert call.arguments == {"value": value}
     assert tool.check(dict(call.arguments)) is None
+    assert (tool.check({"value": None}) is None) is optional
     expected = {kind, "null"} if optional else {kind}
     assert set(tool.describe().partition("value: ")[2].partition(" (optional)")[0].split(" | ")) == expected
     assert kind in str(tool.check({"value": ["x"] if kind == "object" else {"x": 1}}))

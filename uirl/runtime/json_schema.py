@@ -73,7 +73,8 @@ def _types(schema: Any, resolver: Any, known: dict[int, tuple[str, ...]], left: 
         return known[id(schema)]
     known[id(schema)] = ()
     named = schema.get("type")
-    said = [(named,) if isinstance(named, str) else tuple(map(str, named)) if isinstance(named, list) else ()]
+    kinds = (named,) if isinstance(named, str) else tuple(map(str, named)) if isinstance(named, list) else ()
+    said = [(*kinds, "null") if kinds and schema.get("nullable") is True else kinds]  # as OpenAPI 3.0 writes it
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     of_values = [_TYPES.get(type(value), ANY) for value in values] if isinstance(values, list) else []
     said.append(tuple(sorted(of_values, key=lambda kind: kind == "string")))  # a text can be any of the others too

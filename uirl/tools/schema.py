@@ -143,6 +143,11 @@ def _found(pattern: str, text: str) -> bool:
     )
 
 
+def _type(validator: Any, kinds: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if value is not None or schema.get("nullable") is not True:  # OpenAPI 3.0's way to allow null
+        yield from Draft202012Validator.VALIDATORS["type"](validator, kinds, value, schema)
+
+
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
     if validator.is_type(value, "string") and not _found(pattern, value):
         yield ValidationError("does not match the pattern")
@@ -191,6 +196,7 @@ def _hashable(value: Any) -> Any:
 
 
 _KEYWORDS = {
+    "type": _type,
     "pattern": _pattern,
     "patternProperties": _properties,
     "additionalProperties": _additional,
