@@ -36,7 +36,8 @@ _SCHEMA = (
     "PRAGMA user_version = 1",
 )
 _TABLES = {"labels": ("id", "passed", "error_step", "note", "by", "time")}
-_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": None}
+PASSED_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": None}
+"""What a person writes for whether a task was solved, in small letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +252,13 @@ def _delimiter(text: str) -> str:
 
 def _of_row(row: Mapping[str, Any], line: int) -> Label:
     word = str(row.get("passed", row.get("label")) or "").strip().lower()
-    if word not in _WORDS or not row["id"]:
+    if word not in PASSED_WORDS or not row["id"]:
         raise InputError(f"line {line}: got passed={clip(word)!r}, expected true, false or nothing, and an id")
     step = str(row.get("error_step") or "").strip()
     if step and not (step.isascii() and step.isdigit()):
         raise InputError(f"line {line}: got error_step={clip(step)!r}, expected the index of a turn, from 0")
     return Label.read(
-        {"passed": _WORDS[word], "error_step": int(step) if step else None, "note": _live(row.get("note"))}
+        {"passed": PASSED_WORDS[word], "error_step": int(step) if step else None, "note": _live(row.get("note"))}
     )
 
 

@@ -17,7 +17,7 @@ from uirl.errors import ConfigError, JudgeFailure
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import storage_errors
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
-from uirl.storage.labels import FILE, LabelStore
+from uirl.storage.labels import FILE, PASSED_WORDS, LabelStore
 from uirl.storage.records import made
 from uirl.verification.client import cause_of
 from uirl.verification.evidence import Evidence
@@ -185,11 +185,10 @@ def read_labels(path: str | os.PathLike[str]) -> dict[str, bool]:
 
 
 def _label(id: Any, value: Any, path: Any) -> bool:
-    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    word = str(value).strip().lower()
-    if word not in words:
+    passed = PASSED_WORDS.get(str(value).strip().lower())
+    if passed is None:
         raise ConfigError(f"{path}: the label of {id!r} is {value!r}; expected true or false")
-    return words[word]
+    return passed
 
 
 def report_on_judge(
