@@ -115,6 +115,8 @@ def test_a_run_is_rewarded_by_its_verifier_and_judged_again(
     assert main(["judge-report", str(run)]) == 0
     text = capsys.readouterr().out
     assert text.index("precision of accepts") < text.index("kappa") < text.index("agreement")
+    assert main(["judge", str(run), *judged(server, "verification.ask=always")]) == 0
+    assert len(list((run / "judgements").iterdir())) == 2, "what was found before stays"
 
     assert main(["eval", str(run), "--episodes", "4", "--json", str(tmp_path / "eval.json")]) == 0
     record = json.loads((tmp_path / "eval.json").read_text())["record"]
