@@ -12,10 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from uirl.environments import check_environment, create_environment
+from uirl.environments import EnvironmentSession, check_environment, create_environment
 from uirl.environments.adapters.gymnasium import GymnasiumEnvironment, describe_actions, read_action
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import screenshot
+from uirl.types import Action
 
 LAKE = "FrozenLake-v1"
 MOVES = ["left", "down", "right", "up"]
@@ -137,6 +138,51 @@ def test_the_word_of_the_environment_on_success_counts() -> None:
     assert env.step("c")[4]["success"] is True
 
 
+class Says(gymnasium.Env):
+    """Each step pays 1, and says these words on success."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.info = info
+
+    def reset(self, **keys: Any) -> Any:
+        super().reset(**keys)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 1.0, False, False, self.info
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+@pytest.mark.parametrize(
+    ("word", "solved"),
+    [
+        (False, False), (0.0, False), (0.3, False), (np.float32(0.99), False), (-1, False), (np.array([0.5]), False),
+        (True, True), (1, True), (np.float32(1), True), (np.bool_(True), True), (np.array([1.0]), True),
+    ],
+)  # fmt: skip
+async def test_a_graded_word_on_success_is_no_verdict_and_nonsense_changes_none(
+    key: str, word: Any, solved: bool
+) -> None:
+    session = EnvironmentSession(GymnasiumEnvironment(Says({key: word}), success_return=2.0))
+    await session.reset()
+    for reply in ("0", "0", "1"):
+        assert (await session.step(Action(text=reply))).observation.info["success"] is solved
+    assert "success" not in (await session.step(Action(text="left"))).observation.info
+
+
+async def test_no_word_on_success_is_none_and_what_is_no_word_is_refused() -> None:
+    for word, expected in ((None, {}), ("no", None), (float("nan"), None), (np.array([0, 1]), None)):
+        session = EnvironmentSession(GymnasiumEnvironment(Says({"success": word})))
+        await session.reset()
+        if expected is None:
+            with pytest.raises(EnvironmentFailure, match=r"info\['success'\]; expected True or False"):
+                await session.step(Action(text="0"))
+        else:
+            assert dict((await session.step(Action(text="0"))).observation.info) == expected
+
+
 SPACES = gymnasium.spaces
 
 
@@ -168,6 +214,8 @@ def test_replies_become_actions_of_the_space(space: Any, reply: str, expected: A
         (SPACES.MultiDiscrete([3, 2]), "2 2", "2 numbers"),
         (SPACES.MultiDiscrete([3, 2]), "1.5 1", "2 numbers"),
         (SPACES.Text(5, charset="abc"), "abcd efg", "a text of 1 to 5 characters"),
+        (SPACES.Box(-np.inf, np.inf, (1,)), "1e400", "one number"),
+        (SPACES.Box(-np.inf, np.inf, (1,)), "1e39", "one number"),
     ],
 )
 def test_replies_outside_of_the_space_are_refused(space: Any, reply: str, words: str) -> None:

@@ -19,12 +19,14 @@ from pydantic import model_validator
 from uirl.config.section import Count
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, MistakeReward, Names, OptionsLike
 from uirl.errors import ConfigError
-from uirl.runtime.limits import in_words, shown
+from uirl.runtime.limits import in_words, is_finite, shown
 from uirl.types import Observation
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _ENDLESS = 1e30
 """Bounds beyond this are the ends of the type: nobody meant them."""
+_WORDS = ("success", "is_success")
+"""Where Gymnasium's environments say in their info whether they are solved."""
 _TRIED = 500
 """Random steps that are tried to see what steps cost."""
 _LOG = logging.getLogger(__name__)
@@ -73,8 +75,8 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
 
     A reply that is no action is the model's mistake: the environment is not stepped, the answer says which actions
     there are, and the turn counts and costs (`mistake_reward`). `info['success']` is the environment's own word
-    (`success` or `is_success` in its info), else, at every step, whether the return has reached `success_return`; with
-    neither, nothing is said.
+    (`success` or `is_success` in its info; a graded one is a success at 1), which a mistake leaves as it is; else, at
+    every step, whether the return has reached `success_return`; with neither, nothing is said.
     """
 
     options_class = GymnasiumOptions
@@ -93,6 +95,8 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         self.max_turns = chosen.max_turns or getattr(spec, "max_episode_steps", None)
         self._names = chosen.action_names or ()
         self._tried: list[float] = []  # the lowest reward of random steps, once it is known; all instances share it
+        self._said = False
+        """The environment itself has said in this episode whether it is solved."""
         self._return, self._lowest, self._turns, self._steps = 0.0, 0.0, 0, 0
         self._last = Observation()
         if self._env is not None:
@@ -101,7 +105,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
     def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         """Return the first observation. `seed` None: the generator of the underlying environment goes on."""
         value, info = self._opened().reset(seed=seed)
-        self._return, self._lowest, self._turns, self._steps = 0.0, 0.0, 0, 0
+        self._return, self._lowest, self._turns, self._steps, self._said = 0.0, 0.0, 0, 0, False
         self._last = self._see(value)
         return self._last, dict(info)
 
@@ -116,7 +120,8 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
             seen = Observation(f"{mistake}\n{self._last.text}".strip(), self._last.images)
             price = self.mistake_reward
             self._return += price
-            return seen, price, False, out_of_turns, self._success({}, out_of_turns)
+            # nothing was done: where the environment has said whether it is solved, its word stands
+            return seen, price, False, out_of_turns, {} if self._said else self._reached(out_of_turns)
         value, reward, terminated, truncated, info = env.step(chosen)
         self._steps += 1
         self._return += float(reward)
@@ -124,7 +129,10 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         self._last = self._see(value)
         truncated = bool(truncated) or (out_of_turns and not terminated)
         ended = bool(terminated) or truncated
-        return self._last, float(reward), bool(terminated), truncated, {**info, **self._success(info, ended)}
+        word = _word_of(info)
+        self._said = self._said or bool(word)
+        told = {key: value for key, value in info.items() if key not in _WORDS}
+        return self._last, float(reward), bool(terminated), truncated, {**told, **(word or self._reached(ended))}
 
     @property
     def mistake_reward(self) -> float:  # type: ignore[override]
@@ -201,10 +209,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
             return Observation(images=(self._opened().render(),))
         return Observation(images=(value,)) if view == "image" else Observation(_as_text(value))
 
-    def _success(self, info: Mapping[str, Any], ended: bool) -> dict[str, bool]:
-        for key in ("success", "is_success"):
-            if key in info:
-                return {"success": bool(info[key])}
+    def _reached(self, ended: bool) -> dict[str, bool]:
         wanted = self.options.success_return
         if wanted is None:
             return {}
@@ -212,6 +217,16 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         there = self._return >= wanted or math.isclose(self._return, wanted)
         reached = self._steps > 0 and there
         return {"success": reached and (ended or wanted > 0)}
+
+
+def _word_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment's own word on success, empty where it says nothing; a graded one is a success at 1."""
+    for key in _WORDS:
+        value = info.get(key)
+        if value is not None:
+            plain = value.item() if getattr(value, "size", None) == 1 else value
+            return {"success": plain >= 1 if is_finite(plain) else plain}  # what is neither is refused by its type
+    return {}
 
 
 def _lowest_of_random_steps(env: Any) -> float:
@@ -307,6 +322,9 @@ def _as_array(space: Any, numbers: list[float]) -> Any:
     import numpy as np
 
     array = np.asarray(numbers)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(array.astype(space.dtype)).all():  # 1e400 would break an environment without bounds
+            return None
     if np.issubdtype(space.dtype, np.integer) and not np.array_equal(array, np.round(array)):
         return None
     return array.astype(space.dtype).reshape(space.shape)
