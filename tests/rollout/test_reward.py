@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from functools import partial, wraps
 from typing import Any
 
 import pytest
 
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, JudgeFailure
 from uirl.images import ImageStore
 from uirl.rollout.episode import EpisodeOptions
 from uirl.rollout.reward import apply_reward, judge_episode
-from uirl.types import Trajectory
+from uirl.types import Action, Observation, Task, Trajectory, Turn
 
 WORLD: Any = object()
 
@@ -108,3 +110,39 @@ def test_a_reward_function_gets_what_it_asks_for(number: int, way: str) -> None:
 def test_what_cannot_be_called_so_is_refused_before_an_episode(reward_fn: Any) -> None:
     with pytest.raises(ConfigError, match=r"reward_fn .*got .*expected .*trajectory"):
         EpisodeOptions(reward_fn=reward_fn)
+
+
+class Mine(Exception):
+    """What a reward function may call its own."""
+
+
+def strict(record: Trajectory) -> float:
+    """1 for the reply 1; for others it raises what libraries and `assert` raise, by the reply."""
+    reply = record.actions[-1]
+    if reply == "mine":
+        raise Mine("no answer")
+    if reply == "slow":
+        raise TimeoutError
+    if reply.startswith("("):
+        re.compile(reply)
+    value = ast.literal_eval(reply)
+    assert value == 1
+    return float(value)
+
+
+def said(reply: str) -> Trajectory:
+    turn = Turn(Observation("?"), action=Action(reply), reward=0.5, terminated=True)
+    return Trajectory(reply, Task("t"), [turn], "terminated")
+
+
+@pytest.mark.parametrize("reply", ["2", "1 +", "[" * 5000, "(", "mine", "slow", "word"])
+def test_a_reply_that_the_function_cannot_read_is_worth_nothing_whatever_it_raises(reply: str) -> None:
+    def judge(record: Trajectory) -> float:
+        return strict(record)
+
+    with pytest.raises(JudgeFailure, match="the reward function failed"):  # it has read none yet: it may be broken
+        apply_reward(said(reply), judge, WORLD)
+    apply_reward(said("1"), judge, WORLD)
+    record = said(reply)
+    apply_reward(record, judge, WORLD)
+    assert record.total_reward() == 0.0

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import LARGEST_REWARD
-from uirl.errors import ConfigError, JudgeFailure, is_round
+from uirl.errors import ConfigError, JudgeFailure, UirlError, is_round
 from uirl.images import ImageStore
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import in_words, shown
@@ -40,8 +40,6 @@ class EpisodeVerifier(Protocol):
         ...
 
 
-FAILS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
-"""What a reward function raises that cannot judge an episode."""
 _JUDGED: WeakKeyDictionary[Any, tuple[Trajectory, float]] = WeakKeyDictionary()
 """Reward function -> the last episode that it has judged in this process, and the lowest total that it gave."""
 _WARNED: Counter[str] = Counter()
@@ -121,7 +119,9 @@ async def _apply(record: Trajectory, reward_fn: RewardFunction, environment: Bas
     judged, lowest = _last_judged(reward_fn)
     try:
         total = await _total(record, reward_fn, environment, wait)
-    except FAILS as error:
+    except UirlError:
+        raise
+    except Exception as error:  # a reply can make it raise anything: `assert`, `ast.literal_eval`, `re.compile`
         if judged is None or not await _judges(judged, reward_fn, environment, wait):
             raise JudgeFailure(f"the reward function failed: {in_words(error)}") from error
         total = min(0.0, record.total_reward(), lowest)
@@ -156,7 +156,9 @@ async def _judges(judged: Trajectory, reward_fn: RewardFunction, environment: Ba
     """Return whether the function judges this episode, as it did before: what it depends on is there, then."""
     try:
         await _total(judged, reward_fn, environment, wait)
-    except FAILS:
+    except UirlError:
+        raise
+    except Exception:
         return False
     return True
 
