@@ -86,6 +86,22 @@ async def test_steps_that_a_tool_takes_are_steps_of_the_episode() -> None:
     await session.close()
 
 
+@pytest.mark.parametrize(("words", "last"), [([True, None], True), ([True, False], False), ([None, None], None)])
+async def test_the_last_word_on_success_of_several_steps_stands(words: list[bool | None], last: bool | None) -> None:
+    class Speaks(Counter):
+        def step(self, action: str) -> Any:
+            observation, reward, done, _ = super().step(action)
+            word = words[self.count - 1]
+            return observation, reward, done, {"step": self.count} | ({} if word is None else {"success": word})
+
+    inner = Speaks(length=2)
+    session = await begin(ToolEnvironment(registry=[EnvironmentStepTool(inner)], environment=inner))
+    step = ("environment_step", {"action": "on"})
+    result = await session.step(calls(step, step))
+    assert result.observation.info == {"step": 2} | ({} if last is None else {"success": last})
+    await session.close()
+
+
 async def test_a_step_that_was_not_taken_is_no_step() -> None:
     inner = Counter(length=3)
     tool = EnvironmentStepTool(inner)

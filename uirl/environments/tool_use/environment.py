@@ -237,7 +237,9 @@ class ToolEnvironment(BaseEnvironment):
             )
         last = taken[-1]
         seen = last.observation
-        observation = Observation(seen.text, seen.images, seen.info, (*results, *seen.tool_results))
+        words = [one.observation.info["success"] for one in taken if "success" in one.observation.info]
+        info = {**seen.info, "success": words[-1]} if words else seen.info  # the last word, though not of the last step
+        observation = Observation(seen.text, seen.images, info, (*results, *seen.tool_results))
         return StepResult(observation, sum(t.reward for t in taken), last.terminated, last.truncated)
 
     @property
