@@ -287,10 +287,16 @@ def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, mo
     changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": None}
     done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
     assert (measured, done["steps"]) == ([2, 4], 5)
-    # the last that was measured; the reward where nobody says what success is
-    assert done["stopped_at_success"] == 0.5
+    assert done["stopped_at_success"] is None  # nobody said it in the last evaluation
     assert ["reward 0.500" in one for one in said] == [False, True]
     assert "success" not in said[1]
+
+
+def test_no_reward_is_the_success_that_ends_a_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": 0.3}
+    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, {2: None, 4: None}, **changes)
+    assert (measured, done["steps"], done["stopped_at_success"]) == ([2, 4], 5, None)
+    assert all("reward 0.500" in one and "success" not in one for one in said)
 
 
 def test_a_warm_start_that_is_never_measured_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ class Position:
     step: int = 0
     seconds: float = 0.0
     success: float | None = None
-    """That of the newest evaluation (the reward where nobody says what success is); None: there was none."""
+    """That of the newest evaluation; None: there was none, or nobody says what success is. A reward is none."""
     row: dict[str, Any] | None = None
     """The numbers of the newest step, where its evaluation is still to come; None: they are written down."""
 
@@ -236,7 +236,7 @@ class WarmStart:
             tell_progress("warm start", at.step, settings.steps)
         if settings.evaluate_every is not None and at.step % settings.evaluate_every == 0:
             report = await self._interrupt.give_up(self._evaluate())
-            at.success = at.row[report.measured_by] = getattr(report, report.measured_by)
+            at.success, at.row[report.measured_by] = report.success, getattr(report, report.measured_by)
             told = f"reward {report.reward:.3f}" if report.success is None else f"success {report.words()}"
             say(
                 f"warm start  step {at.step:>4}/{settings.steps}  loss {at.row['loss']:.3f}  {told}  "
