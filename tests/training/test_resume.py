@@ -423,7 +423,7 @@ def test_the_best_checkpoint_stays_and_a_link_leads_to_it(
     summary = fit(config, epochs=4)
     assert names(home) == ["best", "step_000002", "step_000004"]
     assert (home / "best").resolve() == (home / "step_000002").resolve()
-    assert summary["best"] == {"step": 2, "metric": "success", "value": 0.9, "evaluations": 4}
+    assert summary["best"] == {"step": 2, "metric": "success", "value": 0.9, "at_worst": None, "evaluations": 4}
     assert "best, step 2, success 90.0 %" in capsys.readouterr().out.replace("\n", " ")
     assert measure(home / "best", episodes=2).episodes == 2
 
@@ -453,6 +453,7 @@ def test_a_best_checkpoint_of_another_run_is_not_claimed(tmp_path: Path, monkeyp
             "step": 2,
             "metric": "success",
             "value": 0.5,
+            "at_worst": None,
             "evaluations": 2,
         }
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from tests.training.test_loop import settings
 from uirl import RayPPOTrainer
 from uirl.environments import BaseEnvironment
 from uirl.training.evaluation.evaluation import report_on
+from uirl.training.record.run_state import RunState
+from uirl.training.saving import note_best
 from uirl.training.summary import best_words, measured
-from uirl.types import Task, Trajectory, Verdict
+from uirl.types import Failure, Task, Trajectory, Verdict
 
 
 class Cost(BaseEnvironment):
@@ -53,8 +56,20 @@ def test_the_controls_of_rewards_are_rewards(tmp_path: Path, capsys: pytest.Capt
 def test_a_number_is_told_with_what_it_is() -> None:
     assert measured("success", 0.5) == "success 50.0 %"
     assert measured("reward", -3.2) == "reward -3.2"
-    best = {"step": 40, "metric": "success", "value": 0.852, "evaluations": 6}
-    assert best_words(best).startswith("step 40, success 85.2 %, the best of 6 evaluations")
+
+
+@pytest.mark.parametrize(("failed", "told"), [(0, "success 75.0 %,"), (4, "success 75.0 % (at worst 37.5 %),")])
+def test_the_best_checkpoint_says_what_it_is_at_worst(failed: int, told: str) -> None:
+    def episode(number: int, **metrics: float) -> Trajectory:
+        return Trajectory(f"{number}", Task("t"), [], "terminated", metrics=metrics)
+
+    lost = [replace(episode(i), failure=Failure("environment", "gone")) for i in range(failed)]
+    report = report_on([episode(9 + i, success=float(i > 0)) for i in range(4)] + lost)
+    state = RunState(step=40)
+    assert note_best(state, report, "success")
+    assert state.best is not None
+    words = best_words(state.best | {"evaluations": 6})
+    assert words.startswith(f"step 40, {told} the best of 6 evaluations")
 
 
 def test_the_success_of_a_corrected_judge_is_told_as_its_acceptance() -> None:

@@ -92,7 +92,8 @@ def note_best(state: RunState, report: EvaluationReport, metric: Literal["succes
     value = None if metric is None else getattr(report, metric)
     if value is None or (state.best is not None and value <= state.best["value"]):
         return False
-    state.best = {"step": state.step, "metric": metric, "value": value}
+    worst = report.tally.success_if_lost if metric == "success" and report.tally.unseen else None
+    state.best = {"step": state.step, "metric": metric, "value": value, "at_worst": worst}
     return True
 
 
