@@ -106,7 +106,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
 def best_words(best: Mapping[str, Any]) -> str:
     """Return 'step 40, success 93.8 %, the best of 6 evaluations', which is more than its policy is worth: it was
     chosen for it."""
-    value, worst = measured(best["metric"], best["value"]), best["at_worst"]
+    value, worst = measured(best["metric"], best["value"]), best.get("at_worst")
     told = value if worst is None else f"{value} (at worst {percent(worst)})"
     chosen = f"the best of {best['evaluations']} evaluations"
     return f"step {best['step']}, {told}, {chosen}; `uirl eval` says what it is worth"
