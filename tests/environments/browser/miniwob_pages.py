@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+from uirl.environments.browser.process import Chromium
 from uirl.images import screenshot
 from uirl.types import Action, Observation, StepResult
 
@@ -25,3 +26,9 @@ async def solve(env: MiniWobEnvironment, seed: int) -> StepResult:
     action = env.expert_action()
     assert action is not None
     return await env.step(action)
+
+
+async def contexts(browser: Chromium) -> int:
+    """How many contexts the browser has: one for each page that is open."""
+    assert browser._session is not None
+    return len((await browser._session.send("Target.getBrowserContexts"))["browserContextIds"])

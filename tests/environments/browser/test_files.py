@@ -84,7 +84,7 @@ async def test_the_next_episode_begins_without_the_dialog_and_what_was_held() ->
     await env.reset(seed=1)
     assert env._page is page
     assert page is not None
-    assert (page._held, page._pressed, page.tabs.shown.dialog) == (set(), set(), None)
+    assert (page._held, page._pressed, page.tabs.shown.dialog) == ([], set(), None)
     assert (await env.step(Action.of("click", x=20, y=80))).observation.info["success"] is True
     await env.close()
 
@@ -150,33 +150,42 @@ async def test_downloads_of_one_name_are_all_kept_and_all_counted(monkeypatch: p
 
 
 async def test_a_download_that_goes_on_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": 0.1})
-    env = FeaturePage("download.html")
-    await env.reset(seed=1)
-    page = env._page
-    assert page is not None
-    page.files._on_download(page.tabs.first.session, {"guid": "slow", "suggestedFilename": "slow.bin"})
-    wait = Action.of("wait", seconds=0)
-    assert (await env.step(wait)).observation.text == "a download is still under way"
-    assert not page.files.busy
-    assert (await env.step(wait)).observation.text == ""
-    page.files._on_progress({"guid": "slow", "state": "completed", "receivedBytes": 3, "totalBytes": 3})
-    assert (await env.step(wait)).observation.text == "downloaded: slow.bin, 3 bytes"
-    await env.close()
+    let_go = asyncio.Event()
 
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readline()).split()[1]
+        kind = "application/octet-stream" if path == b"/slow.bin" else "text/html"
+        body = (
+            b"abc" * 3000
+            if path == b"/slow.bin"
+            else b"<a href=/slow.bin download style='position:fixed;inset:0'>slow</a>"
+        )
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind.encode(), len(body)))
+        if path == b"/slow.bin":
+            writer.write(body[:6000])
+            await let_go.wait()
+            body = body[6000:]
+        writer.write(body)
+        await writer.drain()
+        writer.close()
 
-async def test_a_download_ends_with_its_tab() -> None:
-    env = FeaturePage("tab_link.html")
-    await env.reset(seed=1)
-    page = env._page
-    assert page is not None
-    await env.step(ASK)
-    page.files._on_download(page.tabs.shown.session, {"guid": "slow", "suggestedFilename": "slow.bin"})
-    page.files._running["slow"].slow = True
-    closed = await env.step(Action.of("close_tab"))
-    assert "a download was ended: slow.bin" in closed.observation.text
-    assert not page.files._running
-    await env.close()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+
+        class Slow(FeaturePage):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            folder = ""
+
+        env = Slow("download.html")
+        env.files = {}
+        await env.reset(seed=1)
+        monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": 0.3})
+        await told(env, "a download is still under way", await env.step(ASK))
+        assert env._page is not None
+        assert not env._page.files.busy
+        assert (await env.step(Action.of("wait", seconds=0))).observation.text == ""
+        let_go.set()
+        await told(env, "downloaded: slow.bin, 9000 bytes", await env.step(Action.of("wait", seconds=0)))
+        await env.close()
 
 
 async def test_a_download_that_is_not_wanted_too_large_or_one_too_many_is_refused_and_told(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments.browser.miniwob_pages import click, picture, solve
+from tests.environments.browser.miniwob_pages import click, contexts, picture, solve
 from tests.environments.browser.test_hostile import hurry
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
@@ -156,12 +156,11 @@ async def test_eight_sessions_at_once() -> None:
     assert await asyncio.gather(*(play(session, i) for i, session in enumerate(sessions))) == [[1.0, 1.0]] * 8
     browser = Chromium.shared()
     assert browser.starts == 1
-    connection = await browser._connected()
-    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 9
+    assert await contexts(browser) == 9
     for session in sessions:
         await session.close()
     await base.close()
-    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+    assert await contexts(browser) == 0
 
 
 async def test_a_browser_killed_under_its_sessions_is_a_failure_and_the_next_ones_work() -> None:
@@ -189,7 +188,7 @@ async def test_a_page_that_hangs_after_a_click_is_lost_and_the_next_episode_work
     await session.reset(seed=1)
     assert env._page is not None
     await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
-    (await Chromium.shared()._connected()).timeout = 100.0  # others have time, however busy the machine is
+    Chromium.shared().timeout = 100.0  # others have time, however busy the machine is
     with monkeypatch.context() as patch:
         hurry(env, patch)
         result = await session.step(click(2, 205))
@@ -227,8 +226,8 @@ async def uncaught(page: Page) -> list[str]:
         details = event["exceptionDetails"]
         found.append(details.get("exception", {}).get("description") or details["text"])
 
-    page._connection.on(page.tabs.first.session, "Runtime.exceptionThrown", note)
-    await page._call("Runtime.enable")
+    page.tabs.first.session.on("Runtime.exceptionThrown", note)
+    await page.tabs.first.call("Runtime.enable")
     return found
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from uirl.environments.browser.options import PageOptions
-from uirl.environments.browser.page.accessibility import tree_text
 from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.marks import draw_marks
+from uirl.environments.browser.page.tree import parse, tree_text
 from uirl.environments.browser.page.viewport import Viewport
 from uirl.environments.browser.process import network_flags
 from uirl.environments.browser.site import Site
@@ -101,37 +101,39 @@ def test_marks_are_drawn_on_a_copy_at_their_boxes() -> None:
     assert drawn.crop((20, 30, 40, 40)).getcolors() != drawn.crop((150, 0, 170, 10)).getcolors(), "1 is not 2"
 
 
-def node(number: int, role: str, name: str = "", children: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"nodeId": str(number), "ignored": False, "role": {"value": role}, "name": {"value": name}}
-    made["childIds"] = [str(child) for child in children]
-    made["parentId"] = more.pop("parent", "0")
-    if made["parentId"] is None:
-        del made["parentId"]
-    made["properties"] = [{"name": key, "value": {"value": value}} for key, value in more.pop("states", {}).items()]
-    return made | {key: {"value": value} if key == "value" else value for key, value in more.items()}
-
-
-TREE = [
-    node(1, "RootWebArea", "Shop", (2, 5, 9), parent=None),
-    node(2, "generic", "", (3, 4)),
-    node(3, "button", "Buy now", (6,), states={"focused": True, "disabled": False}),
-    node(4, "textbox", "E-mail", value="a@b", states={"required": True, "invalid": "false"}),
-    node(5, "none", "", (7, 8), ignored=True),
-    node(6, "StaticText", "Buy now"),
-    node(7, "StaticText", "Only  3\nleft"),
-    node(8, "checkbox", "Gift", states={"checked": "mixed"}),
-    node(9, "link", "Help"),
-]
-TEXT = """page "Shop"
-  button "Buy now" (focused)
-  textbox "E-mail" = "a@b" (required)
-  "Only 3 left"
-  checkbox "Gift" (checked: mixed)
-  link "Help\""""
+SNAPSHOT = """\
+- generic [active] [ref=e1] [box=0,0,240,89]:
+  - button "Buy now" [active] [ref=e2] [box=10,5,80,20]
+  - 'textbox "E-mail: yours" [ref=e3] [box=10,45,125,21]': a@b
+  - generic [ref=e4] [box=10,70,80,19]:
+    - text: "Only  3\\nleft"
+    - checkbox "Gift" [checked=mixed] [disabled] [ref=e5] [box=10,90,8,8]
+  - link "Help" [ref=e6] [cursor=pointer] [box=0,100,40,10]:
+    - /url: /help
+  - paragraph [ref=e7] [box=0,120,40,10]: above
+  - iframe [ref=e8] [box=0,19,206,106]:
+    - generic [ref=f2e1] [box=0,0,200,85]: plain"""
+TREE = list(parse(SNAPSHOT))
+TEXT = """\
+button "Buy now" (focused)
+textbox "E-mail: yours" = "a@b"
+"Only 3 left"
+checkbox "Gift" (checked: mixed, disabled)
+link "Help"
+paragraph "above"
+iframe
+  "plain\""""
 
 
 def test_the_tree_is_written_line_by_line_without_its_scaffolding() -> None:
     assert tree_text(TREE, 1000) == TEXT
+
+
+def test_what_carries_a_number_is_named_and_what_the_tree_lacks_comes_last() -> None:
+    link = next(place for place, node in enumerate(TREE) if node.role == "link")
+    box = next(place for place, node in enumerate(TREE) if node.ref == "f2e1")
+    lines = tree_text(TREE, 1000, {link: 3, box: 1}, [2]).splitlines()
+    assert lines[4:] == ['[3] link "Help"', 'paragraph "above"', "iframe", '  [1] generic "plain"', "  [2] clickable"]
 
 
 @pytest.mark.parametrize("limit", [5, 40, 60, 100, len(TEXT) - 1])
@@ -143,14 +145,20 @@ def test_a_tree_that_is_too_long_is_cut_at_a_whole_line(limit: int) -> None:
     assert TEXT.splitlines()[: len(lines)] == lines
 
 
-def test_halves_of_characters_are_written_as_the_browser_draws_them() -> None:
-    tree = [node(1, "RootWebArea", "x\ud800", (2,), parent=None), node(2, "link", "\udc00 \U0001f600 \ud83d\ude00")]
-    assert tree_text(tree, 100) == 'page "x\ufffd"\n  link "\ufffd \U0001f600 \U0001f600"'
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ('"x\ud800"', 'link "x\ufffd"'),
+        (r'"a \"b\" [checked]"', 'link "a "b" [checked]"'),
+        ('"' + "x" * 200 + '"', 'link "' + "x" * 117 + '..."'),
+    ],
+)
+def test_names_of_any_kind_are_one_line(name: str, written: str) -> None:
+    assert tree_text(list(parse(f"- link {name} [ref=e1] [box=0,0,1,1]")), 300) == written
 
 
 def test_a_tree_of_any_depth_can_be_written() -> None:
-    deep = [node(1, "RootWebArea", "", (2,), parent=None)]
-    deep += [node(i, "group", "", (i + 1,)) for i in range(2, 5000)]
+    deep = list(parse("\n".join("  " * depth + "- group:" for depth in range(3000))))
     assert len(tree_text(deep, 3000)) <= 3000
     assert tree_text([], 100) == ""
 

@@ -92,31 +92,29 @@ async def test_an_action_that_leads_away_is_paid_once() -> None:
     assert rewards == [1.0] * 5
 
 
-async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events() -> None:
+async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The question whether a page has drawn is given up where it leaves: its answer may never come."""
     env = Late()
     await env.reset(seed=1)
     page = env._page
     assert page is not None
-    asked = asyncio.Event()
-
-    async def silent(tell: object) -> None:
-        if not asked.is_set():
-            asked.set()
-            await asyncio.Event().wait()
-
-    page.tabs.first._world.draw = silent  # type: ignore[method-assign]
+    tab = page.tabs.first
+    monkeypatch.setattr("uirl.environments.browser.page.tab.TWO_FRAMES", "new Promise(() => 0)")
     settling = asyncio.ensure_future(page.settle(drawn=True))
-    await asyncio.wait({settling, asyncio.ensure_future(asked.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.1)
     assert not settling.done()
-    page.tabs.first.navigation._on_started({"frameId": page.target})
-    page.tabs.first.navigation._on_stopped({"frameId": page.target})
-    await settling
+    monkeypatch.undo()
+    tab._on_loading({"frameId": tab.target}, True)
+    tab._on_loading({"frameId": tab.target}, False)
+    async with asyncio.timeout(PATIENCE):
+        await settling
     assert page.broken is None
     await env.close()
 
 
-async def test_a_settling_that_is_cut_off_breaks_the_page() -> None:
+async def test_a_settling_that_is_cut_off_breaks_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Late()
     await env.reset(seed=1)
     page = env._page
@@ -124,19 +122,12 @@ async def test_a_settling_that_is_cut_off_breaks_the_page() -> None:
     await page.evaluate("requestAnimationFrame = () => 0")  # the page's own, which is not asked
     await page.settle(drawn=True)
     await page.evaluate("0", apart=True)
-
-    async def draw(tell: object) -> None:
-        await page._call("Runtime.evaluate", {"expression": "new Promise(() => 0)", "awaitPromise": True})
-
-    page.tabs.first._world.draw = draw  # type: ignore[method-assign]
+    monkeypatch.setattr("uirl.environments.browser.page.tab.TWO_FRAMES", "new Promise(() => 0)")
     settling = asyncio.ensure_future(page.settle(drawn=True))
-    async with asyncio.timeout(PATIENCE):
-        while not page._connection._pending:
-            await asyncio.sleep(0)
-        settling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await settling
-        while page.broken is None:
-            await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    assert page.broken is not None
     assert "did not finish" in page.broken
     await env.close()

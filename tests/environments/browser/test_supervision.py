@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.environments.browser.miniwob_pages import contexts
 from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
@@ -94,7 +93,7 @@ async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> Non
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     assert crashed._page is not None
     with pytest.raises(EnvironmentFailure, match="crashed"):
-        await crashed._page._call("Page.crash")
+        await crashed._page.tabs.first.call("Page.crash")
     lost = await sessions[0].step(COUNT)
     assert (lost.terminated, lost.reward, lost.observation.info["success"]) == (True, 0.0, False)
     assert "the page crashed" in lost.observation.text
@@ -128,8 +127,7 @@ class Pages(Trouble):
 async def test_a_page_that_ends_after_an_action_is_a_lost_episode(env: Trouble, action: Action) -> None:
     session = EnvironmentSession(env)
     await session.reset(seed=1)
-    connection = await Chromium.shared()._connected()
-    connection.timeout = 60.0  # to take all memory takes long
+    Chromium.shared().timeout = 60.0  # to take all memory takes long
     results = [await session.step(action)]
     while not results[-1].done:  # a window closes a moment after its script
         results.append(await session.step(Action.of("wait", seconds=0.05)))
@@ -254,18 +252,14 @@ async def test_windows_become_tabs_and_are_gone_with_the_next_episode() -> None:
     page = env._page
     assert page is not None
 
-    async def windows() -> int:
-        found = await page._connection.call("Target.getTargets")
-        return sum(target.get("browserContextId") == page.context for target in found["targetInfos"])
-
-    assert await windows() == 3
+    assert len(page.context.pages) == 3
     assert (await env.step(Action.of("back"))).observation.text.endswith("2 (shown) about:blank")
     assert (await env.step(Action.of("back"))).observation.text == ""
     assert (await env.step(COUNT)).observation.info["state"]["count"] == "1"
     await env.step(OPEN)
     await page.begin()
     async with asyncio.timeout(PATIENCE):  # they go when the browser finds the time
-        while await windows() > 1:
+        while len(page.context.pages) > 1:
             await asyncio.sleep(0.01)
     await env.close()
 
@@ -306,10 +300,9 @@ async def test_a_browser_killed_under_16_sessions() -> None:
     assert len({first.images[0].hash for first in firsts}) == 1
     assert Chromium.shared().starts == 2
     await gone({group})
-    connection = await Chromium.shared()._connected()
-    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 16
+    assert await contexts(Chromium.shared()) == 16
     await asyncio.gather(*(session.close() for session in again))
-    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+    assert await contexts(Chromium.shared()) == 0
     await Chromium.shared().close()
     await gone(set(processes().values()))
 
@@ -342,16 +335,14 @@ async def test_16_trajectories_of_a_killed_browser_are_failures_and_are_played_a
     assert samples_of_all(trajectories) == samples_of_all(done)
     await group.close()
     assert Chromium.shared().starts == 2
-    connection = await Chromium.shared()._connected()
-    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+    assert await contexts(Chromium.shared()) == 0
 
 
 async def test_a_browser_that_stops_answering_is_replaced() -> None:
     env, other = Trouble(), Trouble()
     await asyncio.gather(env.reset(seed=1), other.reset(seed=1))
     browser = Chromium.shared()
-    connection = await browser._connected()
-    connection.timeout = 0.5
+    browser.timeout = 0.5
     group = browser.pid
     assert group is not None
     os.killpg(group, signal.SIGSTOP)
@@ -367,12 +358,11 @@ ORPHANS = """
 import asyncio, os, signal
 from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.page.page import Page
 
 async def main():
     envs = [MiniWobEnvironment() for _ in range(4)]
     await asyncio.gather(*(env.reset(seed=1) for env in envs))
-    print(Chromium.shared().pid, Chromium.shared()._process._profile, flush=True)
+    print(Chromium.shared().pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -384,7 +374,7 @@ def test_nothing_is_left_of_a_run_that_was_killed() -> None:
         [sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
-    group, profile = child.stdout.split()
+    group = child.stdout.strip()
     for _ in range(200):
         rows = subprocess.run(["ps", "-eo", "pgid,stat"], capture_output=True, text=True, check=True).stdout
         left = [row for row in rows.splitlines()[1:] if row.split()[0] == group and "Z" not in row.split()[1]]
@@ -392,5 +382,3 @@ def test_nothing_is_left_of_a_run_that_was_killed() -> None:
             break
         subprocess.run(["sleep", "0.05"], check=True)
     assert left == []
-    shutil.rmtree(profile, ignore_errors=True)  # nobody was left to do it, but for another run that sweeps
-    assert not Path(profile).exists()

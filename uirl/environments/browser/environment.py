@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import logging
 import math
@@ -16,17 +15,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.browser.chromium.capacity import pages_that_fit
+from uirl.environments.browser.capacity import pages_that_fit
 from uirl.environments.browser.options import PageOptions
-from uirl.environments.browser.page.accessibility import acted_on, tree_text
 from uirl.environments.browser.page.acting import origin_of, perform
-from uirl.environments.browser.page.dialogs import Blocked
-from uirl.environments.browser.page.elements import Element
-from uirl.environments.browser.page.marks import Mark, draw_marks
-from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw
+from uirl.environments.browser.page.elements import Thing, find_things
+from uirl.environments.browser.page.marks import draw_marks
 from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.snapshot import accessibility_nodes, find_marks, mark_numbers
+from uirl.environments.browser.page.problems import Blocked, PageLost, TabClosed
 from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.page.tree import number_things, read_tree, tree_text
 from uirl.environments.browser.process import Chromium, find_executable
 from uirl.environments.browser.time_limit import run_within
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
@@ -34,8 +31,9 @@ from uirl.environments.ui.vocabulary import Answer, Click, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 
+MOST_MARKS = 200
 MOST_NAMED = 2000
-"""Elements that have a number, in the picture or the tree."""
+"""Elements that have a number: in the picture, and in the picture or the tree."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -102,8 +100,8 @@ class PageEnvironment(ConfigurableEnvironment):
         self._reach: frozenset[str] = frozenset()  # of that page
         self._turns = 0
         self._goal = ""
-        self._marked: list[Mark] = []
-        self._named: list[Mark | Element] = []  # the marks, then what the tree alone has
+        self._marks = 0  # how many of `_named` have a number in the picture
+        self._named: list[Thing] = []
         self._seen = Observation()
         self._hidden: Literal["", "picture", "goal"] = ""
 
@@ -286,13 +284,15 @@ class PageEnvironment(ConfigurableEnvironment):
             await self.close()
         if self._page is None:
             self._reach = reach
-            self._page = await self._browser().new_page(*self._viewport.page)
+            self._page = await self._browser().new_page(
+                *self._viewport.page, scale=self._viewport.zoom, downloads=self.keeps_downloads
+            )
             await self.furnish(self._page)
         return self._page
 
     def _browser(self) -> Chromium:
         """Return the browser of this environment's page."""
-        return Chromium.shared(self._reach, self._viewport.zoom)
+        return Chromium.shared(self._reach)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""
@@ -311,26 +311,23 @@ class PageEnvironment(ConfigurableEnvironment):
         return Observation(_lines(*words, tree), (picture,), dict(info))
 
     async def _mark(self, tab: Tab, picture: Any) -> Any:
-        """Return the picture with numbers on what can be clicked."""
-        self._marked = []
-        with contextlib.suppress(Threw):  # a document without a body, such as a picture
-            self._marked = [mark for mark in await find_marks(tab) if self._viewport.in_picture(mark.x, mark.y)]
-        boxes = [self._viewport.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
-        self._named = list(self._marked)
-        return draw_marks(picture, boxes)
+        """Return the picture with numbers on what can be clicked and seen; further numbers are for the tree."""
+        things = await find_things(tab)
+        seen = [thing for thing in things if thing.place and self._viewport.in_picture(*thing.place)][:MOST_MARKS]
+        marked = {id(thing) for thing in seen}
+        self._named = [*seen, *(thing for thing in things if id(thing) not in marked)]
+        self._marks = len(seen)
+        return draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
 
     async def _read_tree(self, tab: Tab) -> str:
         """Return the tree as text. With marks it has their numbers, and more for what the picture does not show."""
-        nodes = await accessibility_nodes(tab)
+        nodes = await read_tree(tab)
         if not self.space.marks:
             return tree_text(nodes, self.options.tree)
-        numbers = await mark_numbers(tab, self._marked)
-        for node in acted_on(nodes):
-            key = (node["frame"], node["backendDOMNodeId"])
-            if key not in numbers and len(self._named) < MOST_NAMED:
-                self._named.append(Element(node["frame"], node["session"], node=node["backendDOMNodeId"]))
-                numbers[key] = len(self._named)
-        return tree_text(nodes, self.options.tree, numbers)
+        numbers = await number_things(tab, nodes, self._named, MOST_NAMED)
+        named = set(numbers.values())
+        more = [number for number in range(1, self._marks + 1) if number not in named]
+        return tree_text(nodes, self.options.tree, numbers, more)
 
     def _tell(self, problem: str, *notices: str) -> StepResult:
         """Return the same state with a message on what was wrong, and on the dialog that is open."""

@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from uirl.environments.browser.chromium.cdp import CdpConnection
-from uirl.environments.browser.chromium.pipe import PipeEnds
-from uirl.environments.browser.page.files import FOLDER
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.page import Page, PageOwner
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
-from uirl.runtime.scratch import ScratchFolder, sweep
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, BrowserContext, CDPSession, Playwright
 
 EXECUTABLES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """Tried in this order; the headless shell needs about half the CPU of the full browser."""
 
 FLAGS = (
-    # No port, which every process of the machine could use to read files and pages through the browser. With the pipe
-    # it also ends when our end is closed: where this process is killed with -9, too.
-    "--remote-debugging-pipe",
-    "--disable-gpu",
     # A process less in the way of every picture. Should it crash, the browser goes with it, and is replaced as such.
+    "--disable-gpu",
     "--in-process-gpu",
-    "--hide-scrollbars",
-    "--mute-audio",
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--disable-extensions",
-    "--disable-sync",
-    "--disable-breakpad",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-background-timer-throttling",
-    "--disable-backgrounding-occluded-windows",
-    "--disable-renderer-backgrounding",
-    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication",
     "--disable-smooth-scrolling",
     # Drawing only what changed leaves one pixel column of the old picture now and then.
     "--disable-partial-raster",
     # What is selected would be pasted by a middle click on any other page, those of the neighbours too.
     "--blink-settings=selectionClipboardBufferAvailable=false",
-    "--password-store=basic",
-    "--use-mock-keychain",
-    "--force-color-profile=srgb",
 )
+"""Beside those that Playwright gives."""
 
-_PROFILES = "uirl-chromium-"
 _SMALL = (100, 100)
 """Width and height of a page that only shows whether the browser has time."""
 
@@ -70,15 +48,26 @@ SMALL_SHM = 512 * 2**20
 MAX_PAGE_MEMORY = 2 << 30
 """Bytes of data (`RLIMIT_DATA`) of a process that runs pages. One that needs more crashes, which is an outcome of its
 episode; one that the system kills when the machine has no memory left would be a failure of the machine."""
+_CLIPBOARD = "http://localhost/clipboard"
+"""Of a page of our own, which alone may write the browser's clipboard."""
 
 
-def find_executable() -> str:
-    """Return the path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH.
+def find_executable() -> str | None:
+    """Return the path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH; None: Playwright's.
 
     Raises ConfigError with the remedy where there is none.
     """
+    try:
+        import playwright  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("pages need Playwright; pip install 'uirl[browser]'") from error
     named = os.environ.get("UIRL_CHROMIUM")
     if named:
+        if Path(named).name.lower().startswith(("firefox", "webkit", "safari", "minibrowser")):
+            raise ConfigError(
+                f"UIRL_CHROMIUM={named!r}: pages are played in Chromium or Chrome alone, whose protocol gives them a "
+                "world apart; name one of these, or unset it"
+            )
         found = shutil.which(named)
         if found is None:
             raise ConfigError(f"UIRL_CHROMIUM={named!r} is not an executable; name the browser's path, or unset it")
@@ -87,13 +76,25 @@ def find_executable() -> str:
         found = shutil.which(name)
         if found is not None:
             return found
+    if any(_playwrights_folder().glob("chromium*/*")):
+        return None
     raise ConfigError(
-        "no Chromium found (" + ", ".join(EXECUTABLES) + "); run scripts/install_browser.sh (Debian: apt-get install "
-        "chromium-headless-shell), or set UIRL_CHROMIUM to the path of a Chromium or Chrome"
+        "no Chromium found (" + ", ".join(EXECUTABLES) + "); run `playwright install chromium` (Debian: "
+        "scripts/install_browser.sh, or apt-get install chromium-headless-shell), or set UIRL_CHROMIUM to the path of "
+        "a Chromium or Chrome"
     )
 
 
-class Chromium:
+def _playwrights_folder() -> Path:
+    """Return where `playwright install` puts its browsers."""
+    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH")
+    if named and named != "0":
+        return Path(named)
+    cache = {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
+    return Path.home() / cache / "ms-playwright"
+
+
+class Chromium(PageOwner):
     """One browser process, started at the first page, restarted at the next page after it died.
 
     Belongs to the event loop that started it and ends with it. `Chromium.shared()` is the one that the environments
@@ -104,54 +105,59 @@ class Chromium:
         self,
         *,
         allow: Iterable[str] = (),
-        scale: float = 1.0,
         executable: str | None = None,
         timeout: float = 10.0,
         start_timeout: float = 30.0,
     ) -> None:
         """Create a browser that is not started yet.
 
-        `allow`: origins (scheme://host:port) that its pages may reach. `scale`: pixels of a picture per CSS pixel.
-        `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one protocol call.
-        `start_timeout`: limit of the start.
+        `allow`: origins (scheme://host:port) that its pages may reach. `executable`: path; None: `find_executable()`
+        when it starts. `timeout`: limit in seconds of one call. `start_timeout`: limit of the start.
         """
         self.allowed = tuple(sorted(allow))
-        self.scale = float(scale)
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.starts = 0
         """How many browsers came up: one more than those that ended while they were in use and were replaced."""
+        self.pid: int | None = None
+        """Leader of the browser's process group; None: not running."""
         self._executable = executable
-        self._connection: CdpConnection | None = None
-        self._process: _BrowserProcess | None = None
+        self._browser: Browser | None = None
+        self._session: CDPSession | None = None  # of the browser itself
         self._starting = asyncio.Lock()
-        self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by context
-        self._attached: dict[str, str] = {}  # target of a page that is being opened -> its session
+        self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by the browser's name of the context
+        self._clipboard: Any = None  # the page that writes it
+        self._pasting = asyncio.Lock()
 
     @classmethod
-    def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
-        """Return the browser of the running event loop in this process; one per set of allowed origins and scale."""
+    def shared(cls, allow: Iterable[str] = ()) -> Chromium:
+        """Return the browser of the running event loop in this process; one per set of allowed origins."""
         for key in [key for key in _shared if key[0].is_closed()]:
-            process = _shared.pop(key)._process
-            if process is not None:  # the loop was closed without ending its tasks, so nobody ended the browser
-                process.stop()
-        key = asyncio.get_running_loop(), frozenset(allow), float(scale)
+            _shared.pop(key)
+        key = asyncio.get_running_loop(), frozenset(allow)
         if key not in _shared:
-            _shared[key] = cls(allow=key[1], scale=key[2])
+            _shared[key] = cls(allow=key[1])
         return _shared[key]
 
-    @property
-    def pid(self) -> int | None:
-        """Leader of the browser's process group; None: not running."""
-        return None if self._process is None else self._process.pid
-
-    async def new_page(self, width: int, height: int) -> Page:
+    async def new_page(self, width: int, height: int, *, scale: float = 1.0, downloads: bool = False) -> Page:
         """Return a page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
 
-        Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
+        `scale`: pixels of a picture per CSS pixel. `downloads`: they can be kept. Starts the browser where it does not
+        run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
         """
-        page = await Page.open(await self._connected(), width, height, self._attached.pop)
-        self._pages[page.context] = page
+        from playwright.async_api import Error
+
+        browser = await self._connected()
+        try:
+            async with asyncio.timeout(2 * self.timeout):
+                page = await Page.open(browser, self, width, height, scale, downloads)
+                found = await page.tabs.first.call("Target.getTargetInfo")
+        except TimeoutError as error:
+            await self.probe()
+            raise EpisodeTimeout(f"the browser opened no page within {2 * self.timeout:g} s") from error
+        except Error as error:
+            raise EnvironmentFailure(f"the browser opened no page: {error.message.splitlines()[0]}") from error
+        self._pages[found["targetInfo"]["browserContextId"]] = page
         return page
 
     async def hangs(self, late: asyncio.Future[Any] | None = None) -> bool:
@@ -160,11 +166,10 @@ class Chromium:
         It does where another page is opened, draws and is closed in the time that one call has, and `late`, the answer
         that the page owes, has not come meanwhile (None: it owes none).
         """
-        connection = self._connection
-        if connection is None or connection.lost is not None:
+        if self._browser is None or not self._browser.is_connected():
             return False
         try:
-            async with asyncio.timeout(connection.timeout):
+            async with asyncio.timeout(self.timeout):
                 other = await self.new_page(*_SMALL)
                 await other.settle(drawn=True)
                 await other.close()
@@ -172,153 +177,141 @@ class Chromium:
         except (TimeoutError, EpisodeTimeout, EnvironmentFailure):
             return False
 
+    async def probe(self) -> None:
+        """End the browser where it does not answer a request of its own.
+
+        For after a call that timed out, to tell a page that hangs from a browser that does.
+        """
+        if self._session is None:
+            return
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self._session.send("Browser.getVersion")
+        except Exception:
+            self._kill()
+
     async def close(self) -> None:
         """End the browser and free its profile. The next page starts another."""
         async with self._starting:
-            if self._connection is not None:
-                await self._connection.close()
+            browser, self._browser = self._browser, None
+            if browser is not None:
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(self.timeout):
+                        await browser.close()
+            self._kill()
 
-    async def _connected(self) -> CdpConnection:
+    async def close_window(self, target: str) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception):  # it is gone already, or goes with the context
+                async with asyncio.timeout(self.timeout):
+                    await self._session.send("Target.closeTarget", {"targetId": target})
+
+    async def free(self, context: BrowserContext) -> None:
+        try:
+            async with asyncio.timeout(self.timeout):
+                with contextlib.suppress(Exception):  # it is gone already
+                    await context.close()
+        except TimeoutError as error:
+            await self.probe()  # a browser that answers nobody is ended, and the context with it
+            if self.pid is not None:
+                raise EpisodeTimeout(f"a page was not closed within {self.timeout:g} s") from error
+
+    @contextlib.asynccontextmanager
+    async def clipboard(self, text: str) -> AsyncIterator[None]:
+        async with self._pasting:
+            if self._clipboard is None or self._clipboard.is_closed():
+                context = await (await self._connected()).new_context(permissions=["clipboard-write"])
+                await context.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
+                page = await context.new_page()
+                await page.goto(_CLIPBOARD)
+                self._clipboard = page
+            await self._clipboard.evaluate("text => navigator.clipboard.writeText(text)", text)
+            yield
+
+    async def _connected(self) -> Browser:
         async with self._starting:
-            if self._connection is None or self._connection.lost is not None:
+            if self._browser is None or not self._browser.is_connected():
                 try:
-                    self._connection = await self._start()
+                    self._browser = await self._start()
                 except EnvironmentFailure:  # one start in a thousand or so ends in a crash of the browser
-                    self._connection = await self._start()
-            return self._connection
+                    self._browser = await self._start()
+            return self._browser
 
-    async def _start(self) -> CdpConnection:
-        flags = [*network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
-        process = _BrowserProcess(self._executable or find_executable(), flags)
-        self._process = process
+    async def _start(self) -> Browser:
+        from playwright.async_api import Error
+        from playwright.async_api import TimeoutError as LateError
+
+        self._clipboard = None
+        executable = self._executable or find_executable()
+        driver = await _driver()
         try:
-            connection = await process.connect(
-                self.start_timeout, timeout=self.timeout, on_lost=lambda: self._stopped(process)
+            browser = await driver.chromium.launch(
+                executable_path=executable,
+                args=[*FLAGS, *_flags_of_the_system(), *network_flags(self.allowed)],
+                timeout=self.start_timeout * 1000,
+                # Chromium refuses to run as root with its sandbox
+                chromium_sandbox=not (hasattr(os, "geteuid") and os.geteuid() == 0),
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
             )
-        except BaseException:
-            self._stopped(process)
-            raise
-        try:
-            connection.on(None, "Target.attachedToTarget", self._on_target)
-            connection.on(None, "Target.targetInfoChanged", self._on_change)
-            connection.on(None, "Target.targetCrashed", self._on_crash)
-            connection.on(None, "Target.targetDestroyed", self._on_close)
-            pages = {"filter": [{"type": "page"}]}
-            await connection.call("Target.setDiscoverTargets", {"discover": True, **pages})
-            # What a page opens waits until we have prepared it.
-            waiting = {"autoAttach": True, "waitForDebuggerOnStart": True, "flatten": True}
-            await connection.call("Target.setAutoAttach", waiting | pages)
-            self._attached.clear()  # of the tab that the browser started with
-        except BaseException as error:
-            connection.end(f"it failed at its start: {error!r}")
-            raise
+        except LateError as error:
+            raise EpisodeTimeout(
+                f"{executable} was not ready within {self.start_timeout:g} s; is the machine overloaded?"
+            ) from error
+        except Error as error:
+            raise EnvironmentFailure(
+                f"{executable} ended before it was ready: {error.message[-600:]}; does it run by hand with "
+                "--no-sandbox?"
+            ) from error
+        session = await browser.new_browser_cdp_session()
+        processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
+        pid = next(process["id"] for process in processes if process["type"] == "browser")
+        self.pid = os.getpgid(pid) if hasattr(os, "getpgid") else pid
+        browser.on("disconnected", lambda _: self._stopped(browser))
+        session.on("Target.targetCreated", self._on_target)
+        session.on("Target.targetCrashed", self._on_crash)
+        session.on("Target.targetDestroyed", self._on_close)
+        session.on("Target.targetInfoChanged", self._on_change)
+        await session.send("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
+        self._session = session
         self.starts += 1
-        return connection
+        return browser
 
     def _on_target(self, event: Mapping[str, Any]) -> None:
         found = event["targetInfo"]
         page = self._pages.get(found.get("browserContextId", ""))
         if page is not None:
-            page.tabs.adopt(found["targetId"], event["sessionId"], found["url"])
-        else:
-            self._attached[found["targetId"]] = event["sessionId"]
+            page.tabs.opened(found["targetId"])
 
     def _on_change(self, event: Mapping[str, Any]) -> None:
         found = event["targetInfo"]
         page = self._pages.get(found.get("browserContextId", ""))
         if page is not None:
-            page.tabs.renamed(found["targetId"], found)
+            page.tabs.renamed(found["targetId"], str(found.get("title", "")))
 
     def _on_crash(self, event: Mapping[str, Any]) -> None:
         for page in list(self._pages.values()):
-            page.crashed(event["targetId"], killed=event["status"] == "killed")
+            page.tabs.crashed(event["targetId"], killed=event["status"] == "killed")
 
     def _on_close(self, event: Mapping[str, Any]) -> None:
-        self._attached.pop(event["targetId"], None)
+        # where the whole browser ends, that is told first, or never
         for page in list(self._pages.values()):
-            page.gone(event["targetId"])
+            page.tabs.gone(event["targetId"])
 
-    def _stopped(self, process: _BrowserProcess) -> None:
-        process.stop()
-        if self._process is process:
-            self._process = None
+    def _stopped(self, browser: Browser) -> None:
+        if self._browser is browser or self._browser is None:
+            self._kill()
+        for page in list(self._pages.values()):
+            if page.context.browser is browser:
+                for tab in page.tabs:
+                    tab.end("the browser ended")
 
-
-class _BrowserProcess:
-    """The process group of one browser and its temporary profile."""
-
-    def __init__(self, executable: str, more_flags: Sequence[str]) -> None:
-        self.executable = executable
-        self._owner = os.getpid()
-        sweep(_PROFILES)
-        sweep(FOLDER)
-        self._scratch = ScratchFolder(_PROFILES)
-        self._profile = self._scratch.path
-        self._log = self._profile / "browser.log"
-        self._last_words = ""
-        # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
-        wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
-        flags = [*_flags(executable, self._profile), *more_flags]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", wiring, "sh", executable, *flags, "about:blank"],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._ends = PipeEnds(answers=self._process.stdout, calls=self._process.stdin)
-        _running.add(self)
-        # after the folder's own clean-up was registered, so that the browser is ended before
-        atexit.register(self.stop)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def connect(self, start_timeout: float, *, timeout: float, on_lost: Callable[[], None]) -> CdpConnection:
-        """Return a connection to the browser, which answers. Raises EnvironmentFailure where it ends before."""
-        connection = await CdpConnection.open(self._ends, timeout=timeout, on_lost=on_lost)
-        try:
-            await connection.call("Browser.getVersion", timeout=start_timeout)
-        except EpisodeTimeout as error:
-            connection.end("the browser was not ready in time")
-            raise EpisodeTimeout(
-                f"{self.executable} was not ready within {start_timeout:g} s; is the machine overloaded?"
-            ) from error
-        except EnvironmentFailure as error:
-            raise EnvironmentFailure(
-                f"{self.executable} ended with code {self._process.returncode} before it was ready: "
-                f"{self._last_words or 'no output'}; does it run by hand with --no-sandbox?"
-            ) from error
-        except BaseException:
-            connection.end("its start was cut off")
-            raise
-        return connection
-
-    def close_pipes(self) -> None:
-        """Close our ends of the pipes, which tells the browser to end."""
-        for end in self._ends:
-            end.close()
-
-    def stop(self) -> None:
-        """End the whole group, after a second by force, and remove the profile. Safe to call twice."""
-        if self not in _running or os.getpid() != self._owner:
-            return
-        _running.discard(self)
-        atexit.unregister(self.stop)
-        self.close_pipes()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        with contextlib.suppress(ProcessLookupError):  # nobody is left where the polite way worked
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with contextlib.suppress(OSError):  # somebody emptied the temporary folder
-            self._last_words = self._log.read_text(errors="replace").strip()[-600:]
-        self._scratch.close()
+    def _kill(self) -> None:
+        pid, self.pid = self.pid, None
+        self._browser = self._session = None
+        if pid is not None:
+            _end_group(pid)
 
 
 def network_flags(allowed: Sequence[str]) -> list[str]:
@@ -334,12 +327,10 @@ def network_flags(allowed: Sequence[str]) -> list[str]:
     ]
 
 
-def _flags(executable: str, profile: Path) -> list[str]:
-    flags = [*FLAGS, f"--user-data-dir={profile}"]
-    if "headless-shell" not in Path(executable).name:
-        flags.append("--headless=new")
-    if os.geteuid() == 0:
-        flags.append("--no-sandbox")  # Chromium refuses to run as root with its sandbox
+def _flags_of_the_system() -> list[str]:
+    if sys.platform != "linux":
+        return []
+    flags = []
     shm = Path("/dev/shm")
     if not shm.is_dir() or shutil.disk_usage(shm).total < SMALL_SHM:
         flags.append("--disable-dev-shm-usage")
@@ -349,15 +340,75 @@ def _flags(executable: str, profile: Path) -> list[str]:
     return flags
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}
-_running: set[_BrowserProcess] = set()
+class _Driver:
+    """Playwright of one event loop: its own process, which starts and ends the browsers."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.ensure_future(self._start())
+        self._calls: Any = None  # our end of the pipe into it
+
+    async def _start(self) -> Playwright:
+        from playwright.async_api import async_playwright
+
+        manager: Any = async_playwright()
+        driver: Playwright = await manager.start()
+        process = manager._client._transport._proc
+        self._calls = process.stdin.get_extra_info("pipe")
+        self._keeper = asyncio.create_task(self._until_the_loop_ends(process), name="playwright")
+        return driver
+
+    async def _until_the_loop_ends(self, process: asyncio.subprocess.Process) -> None:
+        """End the driver when the event loop ends: the loop cancels this task, and gives no other notice."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await process.wait()
+
+    def leave(self) -> None:
+        """Close our end of its pipe, by which it ends, and its browsers with it. Needs no event loop."""
+        if self._calls is not None:
+            with contextlib.suppress(OSError):
+                self._calls.close()
+
+
+async def _driver() -> Playwright:
+    """Return Playwright of the running event loop, started where it does not run."""
+    loop = asyncio.get_running_loop()
+    for closed in [known for known in _drivers if known.is_closed()]:
+        _drivers.pop(closed).leave()  # somebody closed the loop without ending its tasks
+    driver = _drivers.get(loop)
+    if driver is None:
+        driver = _drivers[loop] = _Driver()
+    try:
+        return await asyncio.shield(driver.started)
+    except Exception as error:
+        _drivers.pop(loop, None)
+        raise EnvironmentFailure(f"Playwright did not start: {error}") from error
+
+
+def _end_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left where the polite way worked
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
+_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str]], Chromium] = {}
+_drivers: dict[asyncio.AbstractEventLoop, _Driver] = {}
 
 
 def _leave_to_the_parent() -> None:
-    # A copy of the pipe in a forked process would keep the browser alive after us.
-    for process in _running:
-        process.close_pipes()
-    _running.clear()
+    # A copy of the pipe in a forked process would keep the driver alive after us.
+    for driver in _drivers.values():
+        driver.leave()
+    _drivers.clear()
+    _shared.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

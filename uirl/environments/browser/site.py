@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import mimetypes
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from uirl.errors import ConfigError
@@ -35,12 +33,6 @@ class Site:
             return 200, _content_type(path), body
         found = self._file(path)
         return (404, "text/plain", b"not found") if found is None else (200, _content_type(found[0]), found[1])
-
-    def fulfilment(self, url: str) -> dict[str, Any]:
-        """Return the answer as parameters of `Fetch.fulfillRequest`."""
-        status, kind, body = self.answer(url)
-        headers = [{"name": "content-type", "value": kind}, {"name": "cache-control", "value": "no-store"}]
-        return {"responseCode": status, "responseHeaders": headers, "body": base64.b64encode(body).decode()}
 
     def _file(self, path: str) -> tuple[str, bytes] | None:
         """Return name and content of a file of the folder; None: there is none that can be read."""

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from uirl.environments.browser.chromium.cdp import Unanswered
-from uirl.environments.browser.page.navigation import PageLost
+from uirl.environments.browser.page.problems import PageLost, Unanswered
 from uirl.environments.browser.process import Chromium
 from uirl.errors import EpisodeTimeout
 

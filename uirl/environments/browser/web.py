@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.page.acting import origin_of
-from uirl.environments.browser.page.navigation import Threw
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.problems import Threw
 from uirl.environments.browser.site import ORIGIN, Site, read_files
 from uirl.environments.ui.vocabulary import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
@@ -26,6 +26,17 @@ _LOG = logging.getLogger(__name__)
 _CONNECT_SECONDS = 5.0
 
 State = Mapping[str, Any]
+LONGEST_STATE = 1 << 24
+"""Characters of a state as JSON: a page decides how long it is."""
+MOST_VALUES = 1 << 19
+"""Of a state, by its commas: reading so many takes a fifth of a second, in which no other page is heard."""
+_TOLD = f"""(async () => {{
+  if (location.protocol === 'chrome-error:') return null;
+  const told = JSON.stringify(await (%s)) ?? 'null', values = told.split(',', {MOST_VALUES}).length;
+  if (told.length <= {LONGEST_STATE} && values < {MOST_VALUES}) return told;
+  throw new RangeError('what the page gave cannot be told: ' + told.length + ' characters, ' + values + ' values');
+}})()"""
+"""JavaScript: a state as JSON; null: the browser's error page is shown."""
 _PLACES = """Object.fromEntries(Object.entries(%s).flatMap(([name, selector]) => {
     const box = document.querySelector(selector)?.getBoundingClientRect();
     return box && box.width && box.height ? [[name, [box.x + box.width / 2, box.y + box.height / 2]]] : [];
@@ -155,26 +166,27 @@ class WebEnvironment(PageEnvironment):
         reach, an address without the elements that `state` asks for. Raises EnvironmentFailure where the `first` state
         cannot be read, or where the app itself is gone.
         """
-        guarded = f"(async () => location.protocol === 'chrome-error:' ? {{}} : {{state: await ({self.state})}})()"
         try:
-            read = await page.evaluate(guarded, apart=not self.trusts_page)
+            told = await page.evaluate(_TOLD % self.state, apart=not self.trusts_page)
+            read = None if told is None else json.loads(told)
             if self.targets:
                 self._places = await page.evaluate(_PLACES % json.dumps(dict(self.targets)), apart=True)
-        except Threw as error:
+        except (Threw, RecursionError) as error:
             if first:
                 raise
-            return self._unread(str(error))
-        if "state" not in read:
+            deep = "what the page gave cannot be told: it is too deep"
+            return self._unread(str(error) if isinstance(error, Threw) else deep)
+        if told is None:
             if page.unreachable is not None and await self._is_down(page.unreachable):
                 raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
             problem = f"{page.unreachable} cannot be opened"
             if first:
                 raise EnvironmentFailure(problem)
             return problem
-        if isinstance(read["state"], dict):
-            self._state = read["state"]
+        if isinstance(read, dict):
+            self._state = read
             return None
-        problem = f"{type(self).__name__}.state gave {shown(read['state'], 80)}; expected an object, e.g. ({{n: 1}})"
+        problem = f"{type(self).__name__}.state gave {shown(read, 80)}; expected an object, e.g. ({{n: 1}})"
         if first:
             raise EnvironmentFailure(problem)
         return self._unread(problem)

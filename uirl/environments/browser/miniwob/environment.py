@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.miniwob.options import MiniWobOptions
 from uirl.environments.browser.miniwob.pages import (
@@ -20,6 +19,7 @@ from uirl.environments.browser.miniwob.pages import (
 )
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.problems import Moved, Refused
 from uirl.environments.options import OptionsLike
 from uirl.environments.ui.vocabulary import Click, UIAction
 from uirl.errors import ConfigError, did_you_mean
@@ -84,7 +84,7 @@ class MiniWobEnvironment(PageEnvironment):
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
         try:
             state = await page.ask(self._guard, STATE)
-        except Refused:  # its object is gone, so the page has left its document
+        except (Moved, Refused):  # its object is gone, so the page has left its document
             self._shown, state = None, {"ended": True, "reward": -1, "reason": "the page was left", "spots": []}
         self._spots = [(x, y, word) for x, y, word in state["spots"]]
         if action is None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from uirl.environments.browser.page import elements
 from uirl.environments.browser.page.dialogs import Dialog
-from uirl.environments.browser.page.elements import GONE, Element, element_at, fill, focus, handle_of, select
-from uirl.environments.browser.page.marks import Mark
-from uirl.environments.browser.page.navigation import Unopened
+from uirl.environments.browser.page.elements import Thing
 from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.snapshot import element_center
+from uirl.environments.browser.page.problems import Unopened
 from uirl.environments.browser.page.tab import Tab
 from uirl.environments.browser.page.viewport import Viewport
 from uirl.environments.ui import vocabulary as ui
 from uirl.environments.ui.arguments import Mistake
 from uirl.runtime.limits import shown
+
+if TYPE_CHECKING:
+    from playwright.async_api import ElementHandle
+    from playwright.async_api import Page as BrowserPage
 
 
 async def perform(
@@ -25,7 +29,7 @@ async def perform(
     action: ui.UIAction,
     viewport: Viewport,
     *,
-    marks: Sequence[Mark | Element] = (),
+    marks: Sequence[Thing] = (),
     origins: Collection[str] = (),
 ) -> str | None:
     """Carry out an action; return a str where that is impossible: why, in words for the policy.
@@ -42,23 +46,24 @@ async def perform(
 
 
 async def _perform(
-    page: Page, action: ui.UIAction, viewport: Viewport, marks: Sequence[Mark | Element], origins: Collection[str]
+    page: Page, action: ui.UIAction, viewport: Viewport, marks: Sequence[Thing], origins: Collection[str]
 ) -> str | None:
     match action:
         case ui.Click(x, y, button, count, held):
             await page.click(*viewport.on_page(x, y), button, count, held)
         case ui.ClickMark(number, button, count, held):
-            await page.click(*await _place(page, marks, number), button, count, held)
+            return _of_mark(number, await elements.click(page.tabs.shown, _named(marks, number), button, count, held))
         case ui.Move(x, y):
             await page.move(*viewport.on_page(x, y))
         case ui.MoveToMark(number):
-            await page.move(*await _place(page, marks, number))
+            return _of_mark(number, await elements.hover(page.tabs.shown, _named(marks, number)))
         case ui.MouseButton(x, y, button, down):
             await page.mouse_button(*viewport.on_page(x, y), button, down)
         case ui.Drag(x, y, to_x, to_y):
             await page.drag(*viewport.on_page(x, y), *viewport.on_page(to_x, to_y))
         case ui.DragMark(number, other):
-            await page.drag(*await _place(page, marks, number), *await _place(page, marks, other))
+            first, second = _named(marks, number), _named(marks, other)
+            return await elements.drag(page.tabs.shown, first, second)
         case ui.Upload():
             return await _upload(page, action, viewport, marks)
         case ui.OnElement():
@@ -143,55 +148,47 @@ async def _answer(tab: Tab, dialog: Dialog, action: ui.UIAction) -> str | None:
     return None
 
 
-async def _upload(page: Page, action: ui.Upload, viewport: Viewport, marks: Sequence[Mark | Element]) -> str | None:
+async def _upload(page: Page, action: ui.Upload, viewport: Viewport, marks: Sequence[Thing]) -> str | None:
     """Click where a place is given, then give the files to the chooser that is open."""
     if action.mark is not None:
-        await page.click(*await _place(page, marks, action.mark))
+        problem = await elements.click(page.tabs.shown, _named(marks, action.mark), "left", 1, ())
+        if problem is not None:
+            return problem
     elif action.x is not None and action.y is not None:
         await page.click(*viewport.on_page(action.x, action.y))
     await page.settle(drawn=True)
     return await page.files.choose(action.files)
 
 
-async def _on_element(
-    page: Page, action: ui.OnElement, viewport: Viewport, marks: Sequence[Mark | Element]
-) -> str | None:
+async def _on_element(page: Page, action: ui.OnElement, viewport: Viewport, marks: Sequence[Thing]) -> str | None:
     """Carry out an action on one element, whatever is in front of it."""
     tab = page.tabs.shown
     if action.mark is not None:
-        named = _named(marks, action.mark)
-        element = named.element if isinstance(named, Mark) else named
-        handle = None if element is None else await handle_of(tab, element)
+        find: elements.Find = _named(marks, action.mark).element
     elif action.x is not None and action.y is not None:
-        handle = await element_at(tab, *viewport.on_page(action.x, action.y))
+        x, y = viewport.on_page(action.x, action.y)
+
+        async def find(page: BrowserPage) -> ElementHandle | None:
+            return await elements.element_at(page, x, y)
+
     else:
-        handle = None
-    if handle is None:
-        return GONE
+        return elements.GONE
     match action:
         case ui.Focus():
-            return await focus(tab, handle)
+            return await elements.focus(tab, find)
         case ui.Select(options=options):
-            return await select(tab, handle, options)
+            return await elements.select(tab, find, options)
         case ui.Fill(value=value):
-            ready = await fill(tab, handle, value)
-            if isinstance(ready, str):
-                return ready
-            if ready:
-                await (page.insert(value) if value else page.press(("delete",)))
+            return await elements.fill(tab, find, value)
     return None
 
 
-async def _place(page: Page, marks: Sequence[Mark | Element], number: int) -> tuple[float, float]:
-    """Return where to click for the mark of that number. Raises Mistake where there is nothing to click."""
-    named = _named(marks, number)
-    place = (named.x, named.y) if isinstance(named, Mark) else await element_center(page.tabs.shown, named)
-    if place is None:
-        raise Mistake(f"{number} is not drawn on the page, or not on it any more")
-    return place
+def _of_mark(number: int, problem: str | None) -> str | None:
+    return None if problem is None else f"mark {number}: {problem}"
 
 
-def _named(marks: Sequence[Mark | Element], number: int) -> Mark | Element:
+def _named(marks: Sequence[Thing], number: int) -> Thing:
+    """Return what carries that number. Raises Mistake where nothing does."""
     if number > len(marks):
         raise Mistake(f"there is no mark {number}; the picture has {f'1 to {len(marks)}' if marks else 'none'}")
     return marks[number - 1]

@@ -1,40 +1,36 @@
-"""Files of a page: what it asks for in a file chooser, and what it gives as downloads, in a folder of the episode."""
+"""Files of a page: what it asks for in a file chooser, and what it gives as downloads."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uirl.environments.browser.chromium.cdp import CdpConnection, Refused
+from uirl.environments.browser.page.problems import Refused
 from uirl.errors import ConfigError
-from uirl.runtime.scratch import ScratchFolder
 
-FOLDER = "uirl-pages-"
+if TYPE_CHECKING:
+    from playwright.async_api import Download, FileChooser
+
+    from uirl.environments.browser.page.tab import Tab
+
 MOST_DOWNLOADS = 16
 LARGEST_DOWNLOAD = 64 * 2**20
 """Files and bytes that an episode keeps; what is beyond is refused, and the policy is told."""
 _LONGEST_NAME = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Chooser:
-    """A file chooser that a page has opened: nobody sees it, and nothing waits for it."""
-
-    session: str
-    node: int
-    several: bool
-
-
-@dataclass(slots=True)
-class _Download:
-    """One that is under way."""
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A download that is under way."""
 
     name: str
-    session: str
+    download: Download
     slow: bool = False
     """It was waited for, and the policy was told that it goes on."""
 
@@ -42,26 +38,51 @@ class _Download:
 class PageFiles:
     """Choosers and downloads of the tabs of one page."""
 
-    def __init__(self, connection: CdpConnection, context: str, notice: Callable[[str], None]) -> None:
-        self._connection = connection
-        self._context = context
+    def __init__(self, notice: Callable[[str], None]) -> None:
         self._notice = notice
-        self._folder: ScratchFolder | None = None
         self._offered: Mapping[str, bytes] = {}
         self._keeps = False
-        self._chooser: Chooser | None = None
-        self._running: dict[str, _Download] = {}  # by the browser's name
+        self._chooser: tuple[Tab, FileChooser] | None = None
+        self._running: set[_Running] = set()
+        self._expected = 0
         self._still = asyncio.Event()
         self._still.set()
+        self._work: set[asyncio.Task[None]] = set()
         self.downloads: dict[str, Path] = {}
         """Name -> where it is, of the downloads of this episode that are whole."""
 
-    def listen(self, session: str) -> None:
-        """Listen to the events of a tab, or of a frame in a process of its own."""
-        on = self._connection.on
-        on(session, "Page.fileChooserOpened", lambda event: self._on_chooser(session, event))
-        on(session, "Page.downloadWillBegin", lambda event: self._on_download(session, event))
-        on(session, "Page.downloadProgress", self._on_progress)
+    def listen(self, tab: Tab) -> None:
+        """Listen to the events of a tab. What the browser tells at once Playwright tells in a moment."""
+        begun: dict[str, str] = {}  # the browser's name -> address
+
+        def on_download(event: Mapping[str, Any]) -> None:
+            begun[event["guid"]] = event["url"]
+            self._expect()
+
+        def measure(event: Mapping[str, Any]) -> None:
+            if max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD:
+                for running in self._running:
+                    if running.download.url == begun.get(event["guid"]):
+                        self._spawn(running.download.cancel())
+
+        tab.page.on("filechooser", lambda chooser: self._on_chooser(tab, chooser))
+        tab.page.on("download", self._on_download)
+        tab.session.on("Page.fileChooserOpened", lambda event: self._expect())
+        tab.session.on("Page.downloadWillBegin", on_download)
+        tab.session.on("Page.downloadProgress", measure)
+        self._spawn(tab.session.send("Page.setInterceptFileChooserDialog", {"enabled": True}))
+
+    def _expect(self) -> None:
+        self._expected += 1
+        self._still.clear()
+
+    def _came(self) -> None:
+        self._expected = max(0, self._expected - 1)
+        self._set_still()
+
+    def _set_still(self) -> None:
+        if not self.busy:
+            self._still.set()
 
     async def begin(self, offered: Mapping[str, str | bytes], keeps: bool) -> None:
         """Begin an episode: set which files may be chosen, and whether downloads are kept or refused.
@@ -73,16 +94,12 @@ class PageFiles:
             if not name or Path(name).name != name or "\0" in name:
                 raise ConfigError(f"uploads are named as files without a folder, such as 'photo.png'; got {name!r}")
         self._offered = {name: text.encode() if isinstance(text, str) else text for name, text in offered.items()}
-        if keeps:
-            self._folder = ScratchFolder(FOLDER)
-        if keeps or self._keeps:
-            await self._connection.call("Browser.setDownloadBehavior", self.behaviour(keeps))
         self._keeps = keeps
 
     @property
     def busy(self) -> bool:
-        """A download is under way that was not waited for yet."""
-        return any(not download.slow for download in self._running.values())
+        """A file is asked for or given that nobody was told of, or is under way and was not waited for yet."""
+        return self._expected > 0 or any(not running.slow for running in self._running)
 
     async def ready(self, seconds: float) -> None:
         """Wait until no download is under way, or for `seconds`. A download that takes longer is waited for once."""
@@ -90,32 +107,34 @@ class PageFiles:
             async with asyncio.timeout(seconds):
                 await self._still.wait()
         except TimeoutError:
-            for download in self._running.values():
-                download.slow = True
+            if self._running:
+                self._notice("a download is still under way")
+            self._expected = 0
+            for running in self._running:
+                running.slow = True
             self._still.set()
-            self._notice("a download is still under way")
-
-    def left(self, session: str) -> None:
-        """End the downloads of a closed tab, whose session reports on them no more."""
-        for guid in [guid for guid, download in self._running.items() if download.session == session]:
-            self._cancel(guid)
-            self._ended(guid)
 
     async def choose(self, names: Sequence[str]) -> str | None:
         """Give files to the chooser that is open; return a str where that is impossible."""
-        chooser = self._chooser
         missing = [name for name in names if name not in self._offered]
         if missing:
             offered = ", ".join(self._offered) or "none"
             return f"there is no file {missing[0][:_LONGEST_NAME]!r}; expected of: {offered}"
-        if chooser is None:
+        if self._chooser is None:
             return "no file chooser is open"
-        if len(names) > 1 and not chooser.several:
+        tab, chooser = self._chooser
+        if len(names) > 1 and not chooser.is_multiple():
             return f"the page takes one file; got {len(names)}"
-        paths = [str(self._written(name)) for name in names]
+        chosen: Any = [
+            {
+                "name": name,
+                "mimeType": mimetypes.guess_type(name)[0] or "application/octet-stream",
+                "buffer": self._offered[name],
+            }
+            for name in names
+        ]
         try:
-            chosen = {"files": paths, "backendNodeId": chooser.node}
-            await self._connection.call("DOM.setFileInputFiles", chosen, session=chooser.session)
+            await tab.run(lambda: chooser.set_files(chosen, timeout=1000), "giving files to the page")
         except Refused:
             return "the page does not ask for a file any more"
         finally:
@@ -123,84 +142,72 @@ class PageFiles:
         return None
 
     def close(self) -> None:
-        """Remove the folder of the episode. Safe to call twice."""
+        """Remove what the episode has downloaded. Safe to call twice."""
         self._chooser = None
+        for path in self.downloads.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for running in self._running:
+            self._spawn(running.download.cancel())
         self._running.clear()
+        self._expected = 0
         self._still.set()
         self.downloads = {}
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.close()
 
-    def behaviour(self, keeps: bool) -> dict[str, Any]:
-        """Return the parameters of `Browser.setDownloadBehavior`."""
-        if not keeps or self._folder is None:
-            return {"behavior": "deny", "browserContextId": self._context}
-        where = {"behavior": "allowAndName", "downloadPath": str(self._folder.path)}
-        return where | {"browserContextId": self._context}
-
-    def _written(self, name: str) -> Path:
-        """Write the file to the disk, where the browser reads it; return its path."""
-        if self._folder is None:
-            self._folder = ScratchFolder(FOLDER)
-        path = self._folder.path / "offered" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(self._offered[name])
-        return path
-
-    def _on_chooser(self, session: str, event: Mapping[str, Any]) -> None:
-        several = event["mode"] == "selectMultiple"
-        if not self._offered or "backendNodeId" not in event:
+    def _on_chooser(self, tab: Tab, chooser: FileChooser) -> None:
+        self._came()
+        if not self._offered:
             self._notice("the page asks for a file, and there is none to choose")
             return
-        self._chooser = Chooser(session, event["backendNodeId"], several)
-        number = "files" if several else "a file"
+        self._chooser = tab, chooser
+        number = "files" if chooser.is_multiple() else "a file"
         self._notice(f"the page asks for {number}: answer with the action upload, of: {', '.join(self._offered)}")
 
-    def _on_download(self, session: str, event: Mapping[str, Any]) -> None:
-        name = Path(event["suggestedFilename"]).name[:_LONGEST_NAME] or "download"
+    def _on_download(self, download: Download) -> None:
+        name = Path(download.suggested_filename).name[:_LONGEST_NAME] or "download"
         if not self._keeps:
             self._notice(f"a download was refused: {name}")
+            self._spawn(download.cancel())
         elif len(self.downloads) + len(self._running) >= MOST_DOWNLOADS:
             self._notice(f"a download was refused: {name}, after {MOST_DOWNLOADS} others")
-            self._cancel(event["guid"])
+            self._spawn(download.cancel())
         else:
-            self._running[event["guid"]] = _Download(self._free(name), session)
+            running = _Running(self._free(name), download)
+            self._running.add(running)
             self._still.clear()
+            self._spawn(self._follow(running))
+        self._came()
 
-    def _on_progress(self, event: Mapping[str, Any]) -> None:
-        guid = event["guid"]
-        download = self._running.get(guid)
-        if download is None:
+    async def _follow(self, running: _Running) -> None:
+        """Wait for the end of a download."""
+        path = None
+        with contextlib.suppress(Exception):  # it was cancelled, or its page is gone
+            path = Path(await running.download.path())
+        if running not in self._running:  # of an earlier episode
             return
-        large = max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD
-        if event["state"] == "inProgress":
-            if large:
-                self._cancel(guid)
-            return
-        if event["state"] == "completed" and self._folder is not None and not large:
-            del self._running[guid]
-            self.downloads[download.name] = self._folder.path / guid
-            self._notice(f"downloaded: {download.name}, {event['receivedBytes']:.0f} bytes")
+        self._running.discard(running)
+        size = path.stat().st_size if path is not None else 0
+        if path is not None and size <= LARGEST_DOWNLOAD:
+            self.downloads[running.name] = path
+            self._notice(f"downloaded: {running.name}, {size} bytes")
         else:
-            self._ended(guid)
-        if not self.busy:
-            self._still.set()
-
-    def _ended(self, guid: str) -> None:
-        name = self._running.pop(guid).name
-        if self._folder is not None:
-            (self._folder.path / guid).unlink(missing_ok=True)
-        self._notice(f"a download was ended: {name}")
-        if not self.busy:
-            self._still.set()
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._notice(f"a download was ended: {running.name}")
+        self._set_still()
 
     def _free(self, name: str) -> str:
         """Return the name, numbered as browsers do where it is taken."""
-        taken = {*self.downloads, *(download.name for download in self._running.values())}
+        taken = {*self.downloads, *(running.name for running in self._running)}
         path = Path(name)
         numbered = (f"{path.stem} ({number}){path.suffix}" for number in itertools.count(1))
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
-    def _cancel(self, guid: str) -> None:
-        self._connection.post("Browser.cancelDownload", {"guid": guid, "browserContextId": self._context})
+    def _spawn(self, work: Any) -> None:
+        async def quietly() -> None:
+            with contextlib.suppress(Exception):
+                await work
+
+        task = asyncio.create_task(quietly())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)

@@ -1,8 +1,8 @@
-function (points) {
-  const box = this.getBoundingClientRect(), root = this.getRootNode();
-  const across = box.width / this.offsetWidth || 1, down = box.height / this.offsetHeight || 1;
-  const left = box.left + this.clientLeft * across, top = box.top + this.clientTop * down;
-  return {left, top, across, down, right: Math.min(innerWidth, left + this.clientWidth * across),
-    bottom: Math.min(innerHeight, top + this.clientHeight * down),
-    seen: points.map(([x, y]) => root.elementFromPoint(left + x * across, top + y * down) === this)};
+(frame, points) => {
+  const box = frame.getBoundingClientRect(), root = frame.getRootNode();
+  const across = box.width / frame.offsetWidth || 1, down = box.height / frame.offsetHeight || 1;
+  const left = box.left + frame.clientLeft * across, top = box.top + frame.clientTop * down;
+  return {left, top, across, down, right: Math.min(innerWidth, left + frame.clientWidth * across),
+    bottom: Math.min(innerHeight, top + frame.clientHeight * down),
+    seen: points.map(p => !!p && root.elementFromPoint(left + p[0] * across, top + p[1] * down) === frame)};
 }

@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from uirl.environments.browser.page.elements import Element
-from uirl.runtime.assets import read_asset
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-CLICKABLE = read_asset(__package__, "clickable.js")
-"""A JavaScript function: box, a free point and the place in `uirlMarked` of each element that can be clicked and seen
-under the given roots, open shadow roots included, in document order, the first 200; and how many hosts there are that
-may hide a closed one."""
-
 COLOURS = ((200, 30, 30), (20, 90, 200), (10, 120, 50), (150, 60, 160), (170, 90, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One marked element, in CSS pixels of the page. Its number is its place in the list, from 1."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    x: float
-    """A point of it that nothing covers."""
-    y: float
-    element: Element | None = None
-    """What is at it; None: nobody asked."""
 
 
 def draw_marks(picture: Image, boxes: Sequence[tuple[int, int, int, int]]) -> Image:

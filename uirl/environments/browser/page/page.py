@@ -4,49 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from uirl.environments.browser.chromium.cdp import CdpConnection, Refused
-from uirl.environments.browser.page import keyboard, pointer
-from uirl.environments.browser.page.dialogs import Blocked, Dialog
+from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.files import PageFiles
-from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw, is_moved
-from uirl.environments.browser.page.tab import LOAD_SECONDS, Tab
+from uirl.environments.browser.page.problems import Blocked, Moved, PageLost, Refused, TabClosed
+from uirl.environments.browser.page.tab import LOAD_SECONDS, WORLD, Tab
 from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
-from uirl.environments.browser.page.target_setup import TargetSetup
 from uirl.environments.browser.site import Site
-from uirl.errors import EpisodeTimeout
+from uirl.errors import EnvironmentFailure
+from uirl.runtime.assets import read_asset
 
-LOWEST_WINDOW = 100
-"""Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, BrowserContext, Route
+    from playwright.async_api import Dialog as BrowserDialog
+    from playwright.async_api import Page as BrowserPage
+
+NOTCH = 53
+"""Pixels that one notch of the wheel scrolls, as in Chromium on Linux."""
+DRAG_STEPS = 5
+"""Movements of a drag: pages look at the first few to tell a drag from a click."""
 LONGEST_TYPED = 200
 """Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted, but for line
 breaks and tabs, which are keys."""
 MAX_NOTICES = 8
+MAX_DIALOGS = 100
+"""Dialogs between two looks at the notices, after which a page is lost: it would go on asking for ever."""
+EVERY_DOCUMENT = read_asset(__package__, "page.js")
+"""A script for every document, among the page's own: equal states give equal pictures, the mouse reaches all, and what
+a person would have seen or copied outside of the picture is told."""
 FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
     document.addEventListener('fullscreenchange', () => setTimeout(done, 0, true), {once: true});
     setTimeout(done, 1000, true);
     document.exitFullscreen();
 }) : false"""
 """JavaScript: leaves the full screen; whether there was any to leave."""
-MAX_DIALOGS = 100
-"""Dialogs between two looks at the notices, after which a page is lost: it would go on asking for ever."""
-_TOGETHER = 64  # input events sent before the first answer
+PASTE = frozenset(map(frozenset, [("ctrl", "v"), ("ctrl", "shift", "v"), ("shift", "insert"), ("meta", "v")]))
+COPY = frozenset(map(frozenset, [("ctrl", c) for c in "cx"] + [("ctrl", "insert"), ("shift", "delete")]))
+"""Keys that are down together."""
+Direction = Literal["up", "down", "left", "right"]
+Button = Literal["left", "right", "middle"]
+_NAMES = {
+    "ctrl": "Control", "alt": "Alt", "shift": "Shift", "meta": "Meta", "enter": "Enter", "tab": "Tab",
+    "escape": "Escape", "backspace": "Backspace", "delete": "Delete", "insert": "Insert", "space": "Space",
+    "home": "Home", "end": "End", "pageup": "PageUp", "pagedown": "PageDown", "left": "ArrowLeft", "up": "ArrowUp",
+    "right": "ArrowRight", "down": "ArrowDown", **{f"f{number}": f"F{number}" for number in range(1, 13)},
+}  # fmt: skip
+"""Our name of a key -> Playwright's; the others are called by their character."""
+_SIGNS = dict(zip("`-=[]\\;',./", (
+    "Backquote", "Minus", "Equal", "BracketLeft", "BracketRight", "Backslash", "Semicolon", "Quote", "Comma", "Period",
+    "Slash",
+), strict=True))  # fmt: skip
+"""Sign -> its place on the keyboard."""
+
+
+def key_name(key: str, shifted: bool = False) -> str:
+    """Return Playwright's name of a key. `shifted`: its place on a US keyboard, where shift makes it another sign."""
+    if shifted and key.isalnum() and len(key) == 1:
+        return f"Digit{key}" if key.isdigit() else f"Key{key.upper()}"
+    return _SIGNS.get(key, key) if shifted and len(key) == 1 else _NAMES.get(key, key)
 
 
 class Page:
     """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
 
-    def __init__(
-        self, connection: CdpConnection, context: str, target: str, session: str, size: tuple[int, int]
-    ) -> None:
+    def __init__(self, context: BrowserContext, first: Tab, metrics: Mapping[str, Any], owner: PageOwner) -> None:
+        """Use `open`."""
         self.context = context
-        self._connection = connection
-        self.files = PageFiles(connection, context, self._notice)
-        self._setup = TargetSetup(connection, size, self.files.listen)
-        self.tabs = Tabs(connection, context, target, session, self._tab, self._setup.tab, self._notice)
+        self._metrics = metrics
+        self._owner = owner
+        self.files = PageFiles(self._notice)
+        self.tabs = Tabs(context, first, self._tab, owner.close_window, self._notice)
         """The page's own tab and those that it opened."""
         self.asks_policy = False
         """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
@@ -55,39 +86,51 @@ class Page:
         self._dialogs = 0  # since the notices were taken
         self._clipboard = ""
         self._pointer = (0.0, 0.0)
-        self._held: set[str] = set()  # keys
-        self._pressed: set[str] = set()  # buttons of the mouse
+        self._held: list[str] = []  # keys
+        self._pressed: set[Button] = set()  # buttons of the mouse
+        self._work: set[asyncio.Task[Any]] = set()
+        context.on("dialog", self._on_dialog)
+        context.on("page", self.tabs.came)
+        self._watch(first)
 
     @classmethod
-    async def open(cls, connection: CdpConnection, width: int, height: int, attached: Callable[[str], str]) -> Page:
-        """Open an empty page of `width` x `height` CSS pixels in a new context.
-
-        `attached` gives the session of a target that was just made: the browser attaches to all of them.
-        """
-        # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
+    async def open(
+        cls, browser: Browser, owner: PageOwner, width: int, height: int, scale: float, downloads: bool
+    ) -> Page:
+        """Open an empty page of `width` x `height` CSS pixels, drawn at `scale`, in a new context."""
+        context = await browser.new_context(
+            viewport={"width": width, "height": height}, device_scale_factor=scale, accept_downloads=downloads
+        )
         try:
-            created = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
-            context = created["browserContextId"]
-            try:
-                window = {"width": width, "height": max(height, LOWEST_WINDOW)}
-                where = {"url": "about:blank", "browserContextId": context, **window}
-                target = (await connection.call("Target.createTarget", where))["targetId"]
-                page = cls(connection, context, target, attached(target), (width, height))
-                refusal = connection.call("Browser.setDownloadBehavior", page.files.behaviour(keeps=False))
-                await asyncio.gather(refusal, page._setup.tab(page.tabs.first))
-            except BaseException:
-                if connection.lost is None:
-                    await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
-                raise
-        except EpisodeTimeout:
-            await connection.probe()
+            told: list[Any] = []  # nothing is told before there is a page
+            await context.expose_binding(
+                "uirlTell", lambda source, kind, words: [p._on_told(kind, words) for p in told]
+            )
+            _, made = await asyncio.gather(context.add_init_script(EVERY_DOCUMENT), context.new_page())
+            metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+            page = cls(context, await Tab.open(made, metrics, lambda: owner.timeout), metrics, owner)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await context.close()
             raise
+        told.append(page)
         return page
 
-    def _tab(self, target: str, session: str) -> Tab:
-        tab = Tab(self._connection, target, session, self._notice, self._setup.frame, self.files.left)
-        self._connection.on(session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
+    async def _tab(self, made: BrowserPage) -> Tab:
+        """Return the tab of a window that the page opened."""
+        from playwright.async_api import Error
+
+        try:
+            async with asyncio.timeout(self._owner.timeout):
+                tab = await Tab.open(made, self._metrics, lambda: self._owner.timeout)
+        except (TimeoutError, Error) as error:
+            raise EnvironmentFailure(f"a window could not be shown: {error}") from error
+        self._watch(tab)
         return tab
+
+    def _watch(self, tab: Tab) -> None:
+        tab.notice = self._notice
+        self.files.listen(tab)
 
     @property
     def target(self) -> str:
@@ -101,11 +144,19 @@ class Page:
 
     async def serve(self, site: Site) -> None:
         """Answer what this page asks of the site's origin, from this process."""
-        await self._setup.serve(self.tabs.first, site)
+        from playwright.async_api import Error
+
+        async def answer(route: Route) -> None:
+            status, kind, body = site.answer(route.request.url)
+            headers = {"content-type": kind, "cache-control": "no-store"}
+            with contextlib.suppress(Error):  # whoever asked is gone
+                await route.fulfill(status=status, headers=headers, body=body)
+
+        await self.context.route(f"{site.origin}/**", answer)
 
     async def run_on_load(self, script: str) -> None:
-        """Run `script` in every later document, before the page's own scripts, in the world apart from theirs."""
-        await self._setup.run_on_load(self.tabs.first, script)
+        """Run `script` in every later document of the first tab, before the page's own scripts, in the world apart."""
+        await self.tabs.first.call("Page.addScriptToEvaluateOnNewDocument", {"source": script, "worldName": WORLD})
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Load `url` and wait for its load event.
@@ -148,17 +199,17 @@ class Page:
 
     async def forget_history(self) -> None:
         """Make the page that is shown the first one in the history."""
-        await self._call("Page.resetNavigationHistory")
+        await self.tabs.shown.call("Page.resetNavigationHistory")
 
     @property
     def unreachable(self) -> str | None:
         """The address in whose place the browser's error page is in the first tab; None: a page is."""
-        return self.tabs.first.navigation.unreachable
+        return self.tabs.first.unreachable
 
     @property
     def leaving(self) -> bool:
         """The page is on its way to another, as far as it is known by now, or a window is opening."""
-        return self.tabs.first.navigation.under_way or self.tabs.shown.navigation.under_way or self.tabs.opening
+        return self.tabs.first.under_way or self.tabs.shown.under_way or self.tabs.opening
 
     async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Wait until the page is not on its way to another (at once, mostly).
@@ -178,14 +229,7 @@ class Page:
         for _ in range(2 * MAX_TABS):  # each may be closed, and show another, while it is waited for
             tab = self.tabs.shown
             with contextlib.suppress(TabClosed):
-                if tab is not self.tabs.first:
-                    await tab.settle(timeout=timeout)
-                    if self.files.busy:  # a window that was opened for a download alone
-                        await self.files.ready(timeout)
-                    if await self.tabs.close_blank(tab, timeout):
-                        continue
                 await tab.settle(drawn=drawn, timeout=timeout)
-            self._clipboard = tab.take_copied() or self._clipboard
             if self.tabs.opening:
                 await self.tabs.ready()
             if self.tabs.shown is tab:
@@ -214,62 +258,89 @@ class Page:
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Return the JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
-        Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
+        Raises `Moved` where the page has gone elsewhere, EnvironmentFailure where the function throws.
         """
         return await self.tabs.first.ask(handle, function, *arguments, timeout=timeout)
 
     async def move(self, x: float, y: float) -> None:
         """Move the pointer to x, y (CSS pixels from the top left)."""
         self._pointer = (x, y)
-        await self._input("Input.dispatchMouseEvent", [pointer.move(x, y)])
+        await self.act(lambda page: page.mouse.move(x, y), "a move")
 
     async def click(
-        self, x: float, y: float, button: str = "left", count: int = 1, modifiers: Collection[str] = ()
+        self, x: float, y: float, button: Button = "left", count: int = 1, modifiers: Collection[str] = ()
     ) -> None:
         """Move to x, y, press and release the button `count` times, and wait until the page handled it."""
         self._pointer = (x, y)
-        held = keyboard.modifier_bits((*modifiers, *self._held))
-        # All are sent before the first answer: one round trip, and the browser keeps their order.
-        await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count, held))
 
-    async def mouse_button(self, x: float, y: float, button: str, down: bool) -> None:
+        async def click(page: BrowserPage) -> None:
+            async with _holding(page, [key for key in modifiers if key not in self._held]):
+                await page.mouse.click(x, y, button=button, click_count=count)
+
+        await self.act(click, "a click")
+
+    async def mouse_button(self, x: float, y: float, button: Button, down: bool) -> None:
         """Move to x, y and press a button there, or release it."""
         self._pointer = (x, y)
-        for event in pointer.button_event(x, y, button, down):
-            await self._input("Input.dispatchMouseEvent", [event])
+
+        async def press(page: BrowserPage) -> None:
+            await page.mouse.move(x, y)
+            await (page.mouse.down if down else page.mouse.up)(button=button)
+
         (self._pressed.add if down else self._pressed.discard)(button)
+        await self.act(press, "a button of the mouse")
 
     async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
         """Press the left button at x, y, move to to_x, to_y and release it there."""
         self._pointer = (to_x, to_y)
-        for event in pointer.drag(x, y, to_x, to_y):  # one by one: moves that come together are seen as one
-            await self._input("Input.dispatchMouseEvent", [event])
 
-    async def scroll(self, direction: pointer.Direction, notches: int, at: tuple[float, float] | None = None) -> None:
+        async def drag(page: BrowserPage) -> None:
+            await page.mouse.move(x, y)
+            await page.mouse.down()
+            await page.mouse.move(to_x, to_y, steps=DRAG_STEPS)
+            await page.mouse.up()
+
+        await self.act(drag, "a drag")
+
+    async def scroll(self, direction: Direction, notches: int, at: tuple[float, float] | None = None) -> None:
         """Turn the wheel at a place; None: where the pointer is."""
         self._pointer = at or self._pointer
-        await self._input("Input.dispatchMouseEvent", [pointer.wheel(*self._pointer, direction, notches)])
+        across, down = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[direction]
+
+        async def turn(page: BrowserPage) -> None:
+            await page.mouse.move(*self._pointer)
+            await page.mouse.wheel(across * NOTCH * notches, down * NOTCH * notches)
+
+        await self.act(turn, "the wheel")
 
     async def type(self, text: str) -> None:
         """Type into whatever has the focus."""
-        for piece in [text] if len(text) <= LONGEST_TYPED else keyboard.apart(text):
-            if len(piece) <= LONGEST_TYPED:
-                await self._input("Input.dispatchKeyEvent", keyboard.typing(piece))
-            else:
-                await self.insert(piece)
+
+        async def write(page: BrowserPage) -> None:
+            for piece in re.split(r"(\t|\r\n|[\n\r])", text):
+                if piece in ("\t", "\r\n", "\n", "\r"):
+                    await page.keyboard.press("Tab" if piece == "\t" else "Enter")
+                elif len(text) <= LONGEST_TYPED or len(piece) <= LONGEST_TYPED:
+                    await page.keyboard.type(piece)
+                else:
+                    await page.keyboard.insert_text(piece)
+
+        await self.act(write, "typing", timeout=max(self._owner.timeout, 0.2 * len(text)))
 
     async def insert(self, text: str) -> None:
         """Insert text at once, without keys."""
-        await self._input("Input.insertText", [{"text": text}])
+        await self.act(lambda page: page.keyboard.insert_text(text), "inserting text")
 
     async def hold_key(self, key: str, down: bool) -> None:
         """Press a key and hold it, or release it; a modifier that is held goes with clicks and keys."""
-        self._held.discard(key)
-        if down and await self._clip((*self._held, key)):
-            return
-        await self._input("Input.dispatchKeyEvent", [keyboard.hold(key, down, keyboard.modifier_bits(self._held))])
+        name = key_name(key, "shift" in self._held)
         if down:
-            self._held.add(key)
+            async with self._clip((*self._held, key)):
+                await self.act(lambda page: page.keyboard.down(name), "a key")
+            self._held.append(key)
+        else:
+            await self.act(lambda page: page.keyboard.up(name), "a key")
+            self._held = [held for held in self._held if held != key]
 
     async def press(self, keys: Sequence[str]) -> None:
         """Press keys together, named as in `uirl.environments.ui.keys`.
@@ -277,25 +348,41 @@ class Page:
         The clipboard is this page's own: the browser has one for all its pages, through which they would see what
         another one copied.
         """
-        chord = tuple(keys)
-        if await self._clip((*self._held, *chord)):
+        *held, last = keys
+        if tuple(keys) == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
             return
-        if chord == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
-            return
-        held = keyboard.modifier_bits(self._held)
-        await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
 
-    async def _clip(self, keys: Collection[str]) -> bool:
-        """Return whether the keys that are down together paste, which is done then; what they copy is remembered."""
+        async def press(page: BrowserPage) -> None:
+            async with _holding(page, held):
+                await page.keyboard.press(key_name(last, "shift" in (*self._held, *held)))
+
+        async with self._clip((*self._held, *keys)):
+            await self.act(press, "a key")
+
+    @contextlib.asynccontextmanager
+    async def _clip(self, keys: Collection[str]) -> Any:
+        """Put this page's clipboard into the browser's while keys that paste are pressed; wait for what others copy."""
         together = frozenset(keys)
-        if together in keyboard.PASTE:
-            if self._clipboard:
-                await self._input("Input.insertText", [{"text": self._clipboard}])
-            return True
-        if together in keyboard.COPY | keyboard.CUT:
-            with contextlib.suppress(Threw):  # no document in which anything is selected
-                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
-        return False
+        if together not in PASTE:
+            yield
+            if together in COPY:
+                with contextlib.suppress(Moved, PageLost):
+                    await self.evaluate("new Promise(done => setTimeout(done))", apart=True, shown=True)
+            return
+        async with self._owner.clipboard(self._clipboard):
+            yield
+
+    async def act(
+        self, do: Callable[[BrowserPage], Awaitable[Any]], what: str, *, timeout: float | None = None
+    ) -> None:
+        """Do something to the tab that is shown, once it has settled.
+
+        A page that leaves under the hand was left by it.
+        """
+        await self.settle()
+        tab = self.tabs.shown
+        with contextlib.suppress(TabClosed, Moved):
+            await tab.run(lambda: do(tab.page), what, timeout=timeout)
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """Return the visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
@@ -308,65 +395,79 @@ class Page:
 
     async def answers(self) -> None:
         """Wait until the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
-        with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
-            await self._call("Runtime.evaluate", {"expression": "0"})
+        with contextlib.suppress(Refused, Moved, Blocked, PageLost):  # it has left, or asks something
+            await self.tabs.shown.call("Runtime.evaluate", {"expression": "0"})
 
     async def close(self) -> None:
         """Free the page and its context, also where the page hangs or the browser is gone. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
+        elsewhere = self.tabs.first.elsewhere
         self.tabs.forget("the page was closed")
-        self.files.close()
-        if self._connection.lost is not None:
-            return
-        try:
-            await self._connection.call("Target.disposeBrowserContext", {"browserContextId": self.context})
-        except Refused:
-            pass  # it is gone already
-        except EpisodeTimeout:
-            await self._connection.probe()  # a browser that answers nobody is ended, and the context with it
-            if self._connection.lost is None:
-                raise
-
-    async def _input(self, method: str, events: Iterable[Mapping[str, Any]]) -> None:
-        await self.settle()
-        waiting = list(events)
-        for start in range(0, len(waiting), _TOGETHER):
-            try:
-                await asyncio.gather(*(self._call(method, event) for event in waiting[start : start + _TOGETHER]))
-            except TabClosed:
-                return
-            except Refused as error:
-                if not is_moved(error):  # a page that leaves under the hand was left by it
-                    raise
-
-    async def _call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
-        return await self.tabs.shown.call(method, params)
+        if not elsewhere:
+            self.files.close()
+            await self._owner.free(self.context)
 
     def _notice(self, words: str) -> None:
         if len(self._notices) < MAX_NOTICES:
             self._notices.append(words[:200])
 
-    def crashed(self, target: str, killed: bool) -> None:
-        """Handle the end of a tab's process, told by the browser. `killed`: from outside, as when memory runs out."""
-        self.tabs.crashed(target, "the page was killed" if killed else "the page crashed", own_doing=not killed)
+    def _on_told(self, kind: str, words: str) -> None:
+        """Handle what the script of `EVERY_DOCUMENT` says, or the page in its name: no more than words."""
+        if kind == "copied":
+            self._clipboard = str(words)
+        else:
+            self._notice(str(words))
 
-    def gone(self, target: str) -> None:
-        """Handle the end of a tab, told by the browser."""
-        if not self._closed and self.tabs.gone(target):
-            self.tabs.first.end("the page closed itself", own_doing=True)
-
-    def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
+    def _on_dialog(self, dialog: BrowserDialog) -> None:
         """Accept the dialog, or leave it to the policy: a dialog stops the page, and nobody else would answer it."""
+        tab = self.tabs.of(dialog.page) or self.tabs.shown
         self._dialogs += 1
         if self._dialogs > MAX_DIALOGS:
             tab.end(f"the page asked more than {MAX_DIALOGS} times in one step", own_doing=True)
             return
-        if self.asks_policy and tab is self.tabs.shown and event["type"] != "alert":
-            self.tabs.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
+        asked = Dialog(dialog)
+        if self.asks_policy and tab is self.tabs.shown and asked.kind != "alert":
+            self.tabs.block(asked)
             return
-        if event["type"] != "beforeunload":
-            self._notice(f"the page said: {event['message']}")
-        reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
-        self._connection.post("Page.handleJavaScriptDialog", reply, session=tab.session)
+        if asked.kind != "beforeunload":
+            self._notice(f"the page said: {dialog.message}")
+        self._spawn(asked.answer(True))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        async def quietly() -> None:
+            with contextlib.suppress(Exception):  # it is gone, or its page is
+                await work
+
+        task = asyncio.create_task(quietly())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+
+class PageOwner:
+    """What a page needs of the browser that it is in."""
+
+    timeout: float
+    """Seconds of a call that names none."""
+
+    async def close_window(self, target: str) -> None:
+        """Close a window by the browser's name for it; it may be gone."""
+        raise NotImplementedError
+
+    def clipboard(self, text: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold the browser's clipboard, which all pages share, with this text in it."""
+        raise NotImplementedError
+
+    async def free(self, context: BrowserContext) -> None:
+        """Free a context with all its pages, also where they hang or the browser is gone."""
+        raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def _holding(page: BrowserPage, keys: Sequence[str]) -> Any:
+    for key in keys:
+        await page.keyboard.down(key_name(key))
+    yield
+    for key in reversed(keys):
+        await page.keyboard.up(key_name(key))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
-from uirl.environments.browser.chromium.cdp import CdpConnection
 from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.tab import Tab
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext
+    from playwright.async_api import Page as BrowserPage
 
 MAX_TABS = 8
 """Open at a time; a window beyond is closed, and the policy is told."""
 MOST_WINDOWS = 64
 """Opened after one action; with the next one the page is lost: each costs the browser a hundredth of a second."""
 _LONGEST_ADDRESS = 80
-_BEGINS_WITHIN = 1.0
-"""Seconds in which a window that was opened goes somewhere."""
+_COMES_WITHIN = 1.0
+"""Seconds in which a window that was opened shows a page, or is on its way to one."""
 
 
 class Tabs:
@@ -26,32 +29,34 @@ class Tabs:
 
     def __init__(
         self,
-        connection: CdpConnection,
-        context: str,
-        first: str,
-        session: str,
-        make: Callable[[str, str], Tab],
-        prepare: Callable[[Tab], Awaitable[None]],
+        context: BrowserContext,
+        first: Tab,
+        make: Callable[[BrowserPage], Awaitable[Tab]],
+        close: Callable[[str], Awaitable[None]],
         notice: Callable[[str], None],
     ) -> None:
-        """Start with the tab `first` and its `session`; `make` makes a tab of such a pair.
+        """Start with the tab `first`.
 
-        `prepare` readies a tab before any script of it runs; `notice` takes what is told to the policy.
+        `make` makes a tab of a page of the browser; `close` closes a window by the browser's name for it; `notice`
+        takes what is told to the policy.
         """
-        self._connection = connection
         self._context = context
-        self._prepare = prepare
-        self._notice = notice
         self._make = make
-        self._all = [make(first, session)]
-        self.shown = self._all[0]
+        self._close = close
+        self._notice = notice
+        self._all = [first]
+        self.shown = first
         """The tab that is seen and acted on."""
-        self._opening: dict[str, Tab] = {}  # by target
+        self._opening: dict[str, asyncio.Event] = {}  # by the browser's name: set where it is a tab, or gone
         self._work: set[asyncio.Task[None]] = set()
+        self._unwanted: set[str] = set()
         self._opened = 0  # since the last action
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def __iter__(self) -> Iterator[Tab]:
+        return iter(self._all)
 
     @property
     def first(self) -> Tab:
@@ -86,20 +91,26 @@ class Tabs:
         )
         return f"tabs: {', '.join(listed)}"
 
-    def adopt(self, target: str, session: str, url: str) -> None:
-        """Take in a window that the page opened, which waits for its first script until it is ready here."""
+    def of(self, page: BrowserPage | None) -> Tab | None:
+        """Return the tab of a page of the browser; None: it is none yet, or none any more."""
+        return next((tab for tab in self._all if tab.page is page), None)
+
+    def opened(self, target: str) -> None:
+        """Handle a window that opened, told by the browser before it shows anything."""
         self._opened += 1
-        if self._opened > MOST_WINDOWS:  # it waits for the last one until it is closed
+        if self._opened > MOST_WINDOWS:
             self.first.end(f"the page opened more than {MOST_WINDOWS} windows at once", own_doing=True)
             return
-        tab = self._make(target, session)
-        tab.url = url
-        if len(self._all) + len(self._opening) >= MAX_TABS:
+        coming = sum(not came.is_set() for name, came in self._opening.items() if name not in self._unwanted)
+        if len(self._all) + coming >= MAX_TABS:
             self._notice(f"a new window was closed: no more than {MAX_TABS} tabs are open at a time")
-            self._spawn(self._dismiss(tab))
-            return
-        self._opening[target] = tab
-        self._spawn(self._open(tab))
+            self._unwanted.add(target)
+        self._opening[target] = asyncio.Event()
+        self._spawn(self._await(target))
+
+    def came(self, page: BrowserPage) -> None:
+        """Handle a window that shows its first page."""
+        self._spawn(self._adopt(page))
 
     async def ready(self) -> None:
         """Wait until every window that opened is a tab, and the newest is shown."""
@@ -114,7 +125,8 @@ class Tabs:
         """Leave a dialog of the shown tab open for the policy. The script that opened it may be another tab's."""
         self.shown.block(dialog)
         for tab in self._all:
-            tab.interrupt()
+            if tab is not self.shown:
+                tab.block()
 
     async def show(self, tab: Tab) -> None:
         """Bring a tab to the front."""
@@ -125,8 +137,7 @@ class Tabs:
         """Open an empty tab and show it; return a str where there are enough."""
         if len(self._all) >= MAX_TABS:
             return f"no more than {MAX_TABS} tabs are open at a time; close one first"
-        where = {"url": "about:blank", "browserContextId": self._context}
-        await self._connection.call("Target.createTarget", where)  # it is adopted before the answer
+        await self.shown.run(self._context.new_page, "a new tab")
         await self.ready()
         return None
 
@@ -142,7 +153,8 @@ class Tabs:
         tab = self.shown
         if tab is self.first:
             return "the first tab is the page of the task, and stays open"
-        await self._remove(tab)
+        await self._drop(tab)
+        await self._close(tab.target)
         return None
 
     async def close_others(self) -> None:
@@ -150,72 +162,72 @@ class Tabs:
         self.acted()
         await self.ready()
         for tab in self._all[1:]:
-            await self._remove(tab)
+            await self._drop(tab)
+            await self._close(tab.target)
 
     def forget(self, reason: str) -> None:
         """Forget all tabs, which are closed with their context."""
-        for task in self._work:
+        for task in () if self.first.elsewhere else self._work:
             task.cancel()
         for tab in self._all:
-            tab.forget(reason)
+            tab.end(reason)
 
-    def gone(self, target: str) -> bool:
-        """Handle a tab that closed itself, told by the browser. True: it was the first."""
+    def gone(self, target: str) -> None:
+        """Handle a window that closed itself, told by the browser."""
+        if target in self._opening:
+            self._opening[target].set()
         for tab in self._all[1:]:
             if tab.target == target:
                 self._notice(f"tab {self._all.index(tab) + 1} closed itself")
                 tab.leave()
                 self._spawn(self._drop(tab))
-        return self.first.target == target
+        if self.first.target == target:
+            self.first.end("the page closed itself", own_doing=True)
 
-    def crashed(self, target: str, reason: str, own_doing: bool) -> None:
-        """Handle the end of a tab's process, told by the browser."""
+    def renamed(self, target: str, title: str) -> None:
+        """Handle a new title of a tab, told by the browser."""
         for tab in self._all:
             if tab.target == target:
-                tab.end(reason, own_doing)
+                tab.title = title
 
-    def renamed(self, target: str, info: Mapping[str, Any]) -> None:
-        """Handle a new address and title of a tab, told by the browser."""
-        for tab in (*self._all, *self._opening.values()):
+    def crashed(self, target: str, killed: bool) -> None:
+        """Handle the end of a tab's process, told by the browser. `killed`: from outside, as when memory runs out."""
+        for tab in self._all:
             if tab.target == target:
-                tab.url, tab.title = str(info.get("url", "")), str(info.get("title", ""))
+                tab.end("the page was killed" if killed else "the page crashed", own_doing=not killed)
 
-    async def close_blank(self, tab: Tab, timeout: float) -> bool:
-        """Close a window that shows no page: a download, an address that the browser does not open.
-
-        False: there is something to see.
-        """
-        if not tab.blank:
-            return False
-        await tab.navigation.begins(_BEGINS_WITHIN)
-        await tab.settle(timeout=timeout)
-        if not tab.blank or tab not in self._all:
-            return False
-        self._notice(f"tab {self._all.index(tab) + 1} came to no page, and was closed")
-        await self._remove(tab)
-        return True
-
-    async def _open(self, tab: Tab) -> None:
+    async def _await(self, target: str) -> None:
+        """Wait for a window's first page; one that comes to none is closed: the browser draws nothing of it."""
         try:
-            await self._prepare(tab)
-            tab.navigation.expect()
-        except (EnvironmentFailure, EpisodeTimeout):
-            self._notice("a window that the page opened could not be shown, and was closed")
-            await self._dismiss(tab)
-            return
+            async with asyncio.timeout(_COMES_WITHIN):
+                await self._opening[target].wait()
+        except TimeoutError:
+            if target not in self._unwanted:
+                self._notice(f"tab {len(self._all) + 1} came to no page, and was closed")
+            await self._close(target)
         finally:
-            del self._opening[tab.target]
-        self._all.append(tab)
-        self._notice(f"a new tab was opened: {len(self._all)}")
-        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is found broken where it is used
-            await self.show(tab)
+            del self._opening[target]
+            self._unwanted.discard(target)
 
-    async def _dismiss(self, tab: Tab) -> None:
-        # A page that opened it waits until it runs, also where it is closed.
-        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
-            await self._connection.call("Runtime.runIfWaitingForDebugger", session=tab.session)
-        tab.forget("the window was closed")
-        await self._shut(tab)
+    async def _adopt(self, page: BrowserPage) -> None:
+        try:
+            tab = await self._make(page)
+        except (EnvironmentFailure, EpisodeTimeout):  # it is gone again, or hangs
+            return
+        came = self._opening.get(tab.target)
+        if came is None:
+            return
+        # not before: whoever opened it waits until it shows something
+        if tab.blank or tab.target in self._unwanted:
+            if tab.blank:
+                self._notice(f"tab {len(self._all) + 1} came to no page, and was closed")
+            await self._close(tab.target)
+        else:
+            self._all.append(tab)
+            self._notice(f"a new tab was opened: {len(self._all)}")
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is found broken where it is used
+                await self.show(tab)
+        came.set()
 
     async def _drop(self, tab: Tab) -> None:
         """Take a tab from the list."""
@@ -227,15 +239,6 @@ class Tabs:
         if tab is self.shown:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
                 await self.show(self._all[number - 1])
-
-    async def _remove(self, tab: Tab) -> None:
-        """Take a tab from the list and close it."""
-        await self._drop(tab)
-        await self._shut(tab)
-
-    async def _shut(self, tab: Tab) -> None:
-        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is gone already, or goes with the context
-            await self._connection.call("Target.closeTarget", {"targetId": tab.target})
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -1,0 +1,207 @@
+"""The accessibility tree of a page as text: one line per thing, indented, cut at whole lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uirl.environments.browser.page.elements import Thing
+from uirl.environments.browser.page.tab import Tab
+from uirl.runtime.limits import whole_characters
+
+MORE = "..."
+LONGEST_NAME = 120
+MOST_NODES = 10_000
+"""Elements and texts of a page whose accessibility tree is asked for."""
+SHOWN_STATES = ("checked", "pressed", "selected", "expanded", "focused", "disabled")
+ACTED_ON = frozenset({
+    "button", "link", "textbox", "searchbox", "combobox", "listbox", "option", "checkbox", "radio", "switch", "slider",
+    "spinbutton", "tab", "menuitem", "menuitemcheckbox", "menuitemradio", "treeitem",
+})  # fmt: skip
+"""Roles of what a policy acts on."""
+_COUNT = f"""(() => {{
+  const walker = document.createTreeWalker(document);
+  let count = 0;
+  while (count <= {MOST_NODES} && walker.nextNode()) count++;
+  return count;
+}})()"""
+_LINE = re.compile(r"( *)- (?:'((?:[^']|'')*)'|(.*?))(?::(?: (.*))?)?$")
+_KEY = re.compile(r'([\w-]+)(?: ("(?:[^"\\]|\\.)*"))?')
+
+
+@dataclass(slots=True)
+class Node:
+    """One line of the tree."""
+
+    depth: int
+    role: str
+    """Empty: a text."""
+    name: str = ""
+    value: str = ""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """As Playwright writes them: 'ref', 'box', 'checked' and their like."""
+
+    @property
+    def ref(self) -> str:
+        """The name of the element; empty: it has none."""
+        return self.states.get("ref", "")
+
+    @property
+    def frame(self) -> str:
+        """What the refs of its frame begin with."""
+        return self.ref.rpartition("e")[0]
+
+
+async def read_tree(tab: Tab) -> list[Node]:
+    """Return the accessibility tree of a tab with its frames.
+
+    A page of more than `MOST_NODES` gives one node that says so: the browser would take seconds to list them all.
+    """
+    if await tab.evaluate(_COUNT, apart=True) > MOST_NODES:
+        return [Node(0, "", value=f"(a page of more than {MOST_NODES} elements and texts, too many to list)")]
+
+    async def read() -> tuple[str, str]:
+        return await tab.page.title(), await tab.page.aria_snapshot(mode="ai", boxes=True)
+
+    title, whole = await tab.of_one_document(read, "its tree")
+    return [Node(-1, "page", title), *parse(whole)]
+
+
+def parse(snapshot: str) -> Iterator[Node]:
+    """Yield the lines of one of Playwright's snapshots (https://playwright.dev/python/docs/aria-snapshots)."""
+    for line in snapshot.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        depth = len(found[1]) // 2
+        key = found[2].replace("''", "'") if found[2] is not None else found[3]
+        value = _scalar(found[4] or "")
+        if key.startswith("/"):  # a property, such as the address of a link
+            continue
+        if key == "text":
+            yield Node(depth, "", value=value)
+            continue
+        head = _KEY.match(key)
+        if head is None:
+            continue
+        states = {}
+        for state in re.findall(r"\[([^\]]*)\]", key[head.end() :]):
+            name, _, content = state.partition("=")
+            states["focused" if name == "active" else name] = content
+        yield Node(depth, head[1], json.loads(head[2], strict=False) if head[2] else "", value, states)
+
+
+async def number_things(tab: Tab, nodes: Sequence[Node], named: list[Thing], most: int) -> dict[int, int]:
+    """Return place of a node in the tree -> number of the thing, from 1.
+
+    `named`: what can be acted on; nodes that can be as well and are not in it are added, up to `most`.
+    """
+    frames = await _frames_of(tab, nodes) if tab.page.main_frame.child_frames else {}
+    waiting: dict[Any, list[int]] = {}
+    for number, thing in enumerate(named, start=1):
+        left, top, right, bottom = thing.box
+        waiting.setdefault((thing.frame, *map(_rounded, (left, top, right - left, bottom - top))), []).append(number)
+    numbers: dict[int, int] = {}
+    for acted_on in (True, False):
+        for place, node in enumerate(nodes):
+            box = node.states.get("box", "")
+            if not node.ref or place in numbers or (node.role in ACTED_ON) is not acted_on:
+                continue
+            same = waiting.get((frames.get(node.frame, tab.page.main_frame), *map(int, box.split(","))), [])
+            if same:
+                numbers[place] = same.pop(0)
+    for place, node in enumerate(nodes):
+        if node.role in ACTED_ON and node.ref and place not in numbers and len(named) < most:
+            named.append(Thing(ref=node.ref))
+            numbers[place] = len(named)
+    return numbers
+
+
+async def _frames_of(tab: Tab, nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return what the refs of a frame begin with -> the frame."""
+    firsts = {node.frame: node.ref for node in reversed(nodes) if node.ref}
+
+    async def find() -> dict[str, Any]:
+        found = {}
+        for frame, ref in firsts.items():
+            element = await tab.page.locator(f"aria-ref={ref}").element_handle(timeout=1000)
+            found[frame] = await element.owner_frame()
+        return found
+
+    return await tab.run(find, "the frames of its tree")
+
+
+def tree_text(
+    nodes: Sequence[Node], limit: int, numbers: Mapping[int, int] | None = None, more: Sequence[int] = ()
+) -> str:
+    """Return lines such as `  button "Send" (focused)`, at most `limit` characters; '...' is last where more was there.
+
+    `numbers`: place of a node -> the number that is written before it: `  [3] button "Send"`. `more`: numbers of what
+    the tree does not have, such as an empty box that can be clicked.
+    """
+    lines: list[str] = []
+    left = limit
+    for line in _lines(nodes, numbers or {}, more):
+        left -= len(line) + 1
+        if left < len(MORE):
+            lines.append(MORE)
+            break
+        lines.append(line)
+    return "\n".join(lines)[:limit]
+
+
+def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[int]) -> Iterator[str]:
+    around = [(-2, -1)]  # depths in the snapshot -> in what is written, of what the node is in
+    for place, node in enumerate(nodes):
+        while around[-1][0] >= node.depth:
+            around.pop()
+        depth = around[-1][1] + 1
+        number = numbers.get(place)
+        if node.role == "generic" and number is None:
+            if node.value:
+                yield "  " * depth + f'"{_one_line(node.value)}"'
+            around.append((node.depth, depth - 1))
+            continue
+        yield "  " * depth + (f"[{number}] " if number else "") + _describe(node)
+        around.append((node.depth, depth))
+    for number in more:
+        yield f"  [{number}] clickable"
+
+
+def _describe(node: Node) -> str:
+    if not node.role:
+        return f'"{_one_line(node.value)}"'
+    name, value = _one_line(node.name), _one_line(node.value)
+    if value and not name and node.role not in ACTED_ON:
+        name, value = value, ""
+    held = ", ".join(_state(name, node.states[name]) for name in SHOWN_STATES if name in node.states)
+    parts = [node.role, f'"{name}"' if name else "", f'= "{value}"' if value else "", f"({held})" if held else ""]
+    return " ".join(part for part in parts if part)
+
+
+def _state(name: str, content: str) -> str:
+    return f"{name}: {content}" if content else name
+
+
+def _scalar(text: str) -> str:
+    """Return a value of YAML as Playwright writes it: plain, or in double quotes."""
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text.replace("\\x", "\\u00"), strict=False))
+    except json.JSONDecodeError:
+        return text.strip('"')
+
+
+def _rounded(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def _one_line(text: str) -> str:
+    # Half of a surrogate pair, which JavaScript can hold and no tokenizer takes: what the browser draws for it.
+    text = whole_characters(" ".join(text.split()))
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - len(MORE)] + MORE
