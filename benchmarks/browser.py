@@ -1,11 +1,12 @@
 """Steps per second of MiniWoB++ by number of sessions: uirl, and the libraries it is compared with.
 
     python -m benchmarks.browser [--peers PYTHON] [--sessions 1 4 8 16] [--seconds 10] [--rounds 2]
-        [--pages click-color click-test-2 enter-text] [--parties uirl miniwob browsergym browsergym-fast]
+        [--pages click-color click-test-2 enter-text] [--parties uirl playwright miniwob browsergym browsergym-fast]
 
 `--peers` is a Python in whose environment `browsergym-miniwob` and `miniwob` are installed (`pip install
 browsergym-miniwob miniwob`); `miniwob` needs a chromedriver of the browser's version beside it (Debian's
-chromium-driver). All use one browser, the one that uirl finds. Without `--peers` only uirl is measured.
+chromium-driver). All use one browser, the one that uirl finds. Without `--peers` uirl is measured beside Playwright as it
+comes: its clicks, its pictures, all sessions in one process and one browser.
 
 A step is one click, the reading of the reward and a new picture of the page. Sessions take the pages in turn; seeds and
 clicks (random places of the 160 x 210) are the same for all, and an episode is ten clicks, or fewer where the page ends
@@ -32,7 +33,9 @@ from uirl.environments.browser.process import find_executable
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PARTY = Path(__file__).with_name("browser_party.py")
-PARTIES = ("uirl", "miniwob", "browsergym", "browsergym-fast")
+PARTIES = ("uirl", "playwright", "miniwob", "browsergym", "browsergym-fast")
+OURS = ("uirl", "playwright")
+"""Those that need no environment of their own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,10 @@ class Row:
 
 def binary() -> str:
     """The browser itself: what Debian puts on the PATH is a script around it, and chromedriver would end the script."""
-    path = Path(find_executable()).resolve()
+    found = find_executable()
+    if found is None:
+        return ""
+    path = Path(found).resolve()
     if path.read_bytes()[:2] != b"#!":
         return str(path)
     return str(Path("/usr/lib/chromium") / path.name)
@@ -128,7 +134,7 @@ def say(process: subprocess.Popen[str]) -> None:
 
 def measure(party: str, sessions: int, given: argparse.Namespace) -> Row:
     """One run of one party."""
-    python = sys.executable if party == "uirl" else given.peers
+    python = sys.executable if party in OURS else given.peers
     command = [python, str(PARTY), party, "--sessions", str(sessions), "--seconds", str(given.seconds)]
     command += ["--browser", binary(), "--pages", *given.pages]
     with open(os.devnull if not given.loud else "/dev/stderr", "w") as errors:
@@ -186,7 +192,7 @@ def main() -> None:
     parser.add_argument("--pairs", help="a file to which the pairs are added")
     given = parser.parse_args()
     pairs = []
-    parties = given.parties if given.peers else ["uirl"]
+    parties = [party for party in given.parties if given.peers or party in OURS]
     print(f"{', '.join(given.pages)}; {find_executable()}; {os.cpu_count()} cores; best of {given.rounds} rounds")
     print(
         "| library | sessions | steps/s | of browsergym | ms per step | ms per reset | CPU ms per step | "

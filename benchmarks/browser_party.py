@@ -211,6 +211,48 @@ async def run_uirl(pages: list[str], sessions: int, seconds: float) -> None:
         await env.close()
 
 
+async def run_playwright(pages: list[str], browser: str, sessions: int, seconds: float) -> None:
+    """Playwright as it comes, all sessions in this process, in one browser: a context each."""
+    from playwright.async_api import async_playwright
+
+    from uirl.environments.browser.miniwob.pages import BEGIN, STATE, guard, page_url
+
+    async with async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=browser or None, args=["--hide-scrollbars"])
+        opened = []
+        for n in range(sessions):
+            page = await (await chromium.new_context(viewport={"width": WIDTH, "height": HEIGHT})).new_page()
+            await page.goto(page_url(pages[n % len(pages)]))
+            held = await page.evaluate_handle(guard(pages[n % len(pages)]))
+            await held.evaluate(f"(held, seed) => ({BEGIN}).call(held, seed)", 1000 * n)
+            opened.append((page, held))
+        wait_for_word({"ready": sessions})
+
+        async def play(page: Any, held: Any, number: int) -> dict[str, list[float]]:
+            record, clicks, episode, first = new_record(), places(number), 0, True
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                if not first:
+                    episode += 1
+                    with timed(record["resets"]):
+                        await held.evaluate(f"(held, seed) => ({BEGIN}).call(held, seed)", 1000 * number + episode)
+                        await page.screenshot()
+                first = False
+                for _ in range(MAX_STEPS):
+                    with timed(record["steps"]):
+                        await page.mouse.click(*next(clicks))
+                        done = (await held.evaluate(f"held => ({STATE}).call(held)"))["ended"]
+                        if not done:
+                            await page.screenshot()
+                    if done or time.perf_counter() >= until:
+                        break
+            return record
+
+        started = time.perf_counter()
+        records = await asyncio.gather(*(play(*one, number) for number, one in enumerate(opened)))
+        wait_for_word({"wall": time.perf_counter() - started, **together(records)})
+
+
 def together(records: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     return {name: [value for record in records for value in record[name]] for name in new_record()}
 
@@ -222,7 +264,7 @@ def wait_for_word(said: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("party", choices=["uirl", *MAKERS])
+    parser.add_argument("party", choices=["uirl", "playwright", *MAKERS])
     parser.add_argument("--pages", nargs="+", required=True)
     parser.add_argument("--sessions", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -230,6 +272,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.party == "uirl":
         asyncio.run(run_uirl(given.pages, given.sessions, given.seconds))
+    elif given.party == "playwright":
+        asyncio.run(run_playwright(given.pages, given.browser, given.sessions, given.seconds))
     else:
         run_processes(given.party, given.pages, given.browser, given.sessions, given.seconds)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from uirl.environments.browser.page.page import Page, PageOwner
+from uirl.environments.browser.page.page import Page
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _playwrights_folder() -> Path:
     return Path.home() / cache / "ms-playwright"
 
 
-class Chromium(PageOwner):
+class Chromium:
     """One browser process, started at the first page, restarted at the next page after it died.
 
     Belongs to the event loop that started it and ends with it. `Chromium.shared()` is the one that the environments
@@ -201,12 +201,14 @@ class Chromium(PageOwner):
             self._kill()
 
     async def close_window(self, target: str) -> None:
+        """Close a window by the browser's name for it; it may be gone."""
         if self._session is not None:
             with contextlib.suppress(Exception):  # it is gone already, or goes with the context
                 async with asyncio.timeout(self.timeout):
                     await self._session.send("Target.closeTarget", {"targetId": target})
 
     async def free(self, context: BrowserContext) -> None:
+        """Free a context with all its pages, also where they hang or the browser is gone."""
         try:
             async with asyncio.timeout(self.timeout):
                 with contextlib.suppress(Exception):  # it is gone already
@@ -218,6 +220,7 @@ class Chromium(PageOwner):
 
     @contextlib.asynccontextmanager
     async def clipboard(self, text: str) -> AsyncIterator[None]:
+        """Hold the browser's clipboard, which all pages share, with this text in it."""
         async with self._pasting:
             if self._clipboard is None or self._clipboard.is_closed():
                 context = await (await self._connected()).new_context(permissions=["clipboard-write"])

@@ -177,9 +177,10 @@ class WebEnvironment(PageEnvironment):
             deep = "what the page gave cannot be told: it is too deep"
             return self._unread(str(error) if isinstance(error, Threw) else deep)
         if told is None:
-            if page.unreachable is not None and await self._is_down(page.unreachable):
-                raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
-            problem = f"{page.unreachable} cannot be opened"
+            address = page.tabs.first.unreachable
+            if address is not None and await self._is_down(address):
+                raise EnvironmentFailure(f"the app does not answer: {address} cannot be opened")
+            problem = f"{address} cannot be opened"
             if first:
                 raise EnvironmentFailure(problem)
             return problem

@@ -77,13 +77,13 @@ class MiniWobEnvironment(PageEnvironment):
         if self._shown != name or name in RELOADED or self.space.names != ("click",):
             self._shown = None
             await page.goto(page_url(name))
-            self._guard = await page.hold(guard(name))
+            self._guard = await page.tabs.first.hold(guard(name))
             self._shown = name
-        return str(await page.ask(self._guard, BEGIN, seed))
+        return str(await page.tabs.first.ask(self._guard, BEGIN, seed))
 
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
         try:
-            state = await page.ask(self._guard, STATE)
+            state = await page.tabs.first.ask(self._guard, STATE)
         except (Moved, Refused):  # its object is gone, so the page has left its document
             self._shown, state = None, {"ended": True, "reward": -1, "reason": "the page was left", "spots": []}
         self._spots = [(x, y, word) for x, y, word in state["spots"]]

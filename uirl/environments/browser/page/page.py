@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.files import PageFiles
@@ -68,10 +68,20 @@ def key_name(key: str, shifted: bool = False) -> str:
     return _SIGNS.get(key, key) if shifted and len(key) == 1 else _NAMES.get(key, key)
 
 
+class Owner(Protocol):
+    """What a page needs of the browser that it is in, see `Chromium`."""
+
+    timeout: float
+
+    async def close_window(self, target: str) -> None: ...
+    def clipboard(self, text: str) -> contextlib.AbstractAsyncContextManager[None]: ...
+    async def free(self, context: BrowserContext) -> None: ...
+
+
 class Page:
     """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
 
-    def __init__(self, context: BrowserContext, first: Tab, metrics: Mapping[str, Any], owner: PageOwner) -> None:
+    def __init__(self, context: BrowserContext, first: Tab, metrics: Mapping[str, Any], owner: Owner) -> None:
         """Use `open`."""
         self.context = context
         self._metrics = metrics
@@ -94,9 +104,7 @@ class Page:
         self._watch(first)
 
     @classmethod
-    async def open(
-        cls, browser: Browser, owner: PageOwner, width: int, height: int, scale: float, downloads: bool
-    ) -> Page:
+    async def open(cls, browser: Browser, owner: Owner, width: int, height: int, scale: float, downloads: bool) -> Page:
         """Open an empty page of `width` x `height` CSS pixels, drawn at `scale`, in a new context."""
         context = await browser.new_context(
             viewport={"width": width, "height": height}, device_scale_factor=scale, accept_downloads=downloads
@@ -131,11 +139,6 @@ class Page:
     def _watch(self, tab: Tab) -> None:
         tab.notice = self._notice
         self.files.listen(tab)
-
-    @property
-    def target(self) -> str:
-        """The browser's name of the first tab."""
-        return self.tabs.first.target
 
     @property
     def broken(self) -> str | None:
@@ -201,16 +204,6 @@ class Page:
         """Make the page that is shown the first one in the history."""
         await self.tabs.shown.call("Page.resetNavigationHistory")
 
-    @property
-    def unreachable(self) -> str | None:
-        """The address in whose place the browser's error page is in the first tab; None: a page is."""
-        return self.tabs.first.unreachable
-
-    @property
-    def leaving(self) -> bool:
-        """The page is on its way to another, as far as it is known by now, or a window is opening."""
-        return self.tabs.first.under_way or self.tabs.shown.under_way or self.tabs.opening
-
     async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Wait until the page is not on its way to another (at once, mostly).
 
@@ -247,20 +240,6 @@ class Page:
         """
         tab = self.tabs.shown if shown else self.tabs.first
         return await tab.evaluate(expression, apart=apart, timeout=timeout)
-
-    async def hold(self, expression: str) -> str:
-        """Return a handle of the object that an expression gives in the first tab; the page's scripts cannot reach it.
-
-        It is good for `ask` until the page loads another document.
-        """
-        return await self.tabs.first.hold(expression)
-
-    async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """Return the JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
-
-        Raises `Moved` where the page has gone elsewhere, EnvironmentFailure where the function throws.
-        """
-        return await self.tabs.first.ask(handle, function, *arguments, timeout=timeout)
 
     async def move(self, x: float, y: float) -> None:
         """Move the pointer to x, y (CSS pixels from the top left)."""
@@ -443,25 +422,6 @@ class Page:
         task = asyncio.create_task(quietly())
         self._work.add(task)
         task.add_done_callback(self._work.discard)
-
-
-class PageOwner:
-    """What a page needs of the browser that it is in."""
-
-    timeout: float
-    """Seconds of a call that names none."""
-
-    async def close_window(self, target: str) -> None:
-        """Close a window by the browser's name for it; it may be gone."""
-        raise NotImplementedError
-
-    def clipboard(self, text: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold the browser's clipboard, which all pages share, with this text in it."""
-        raise NotImplementedError
-
-    async def free(self, context: BrowserContext) -> None:
-        """Free a context with all its pages, also where they hang or the browser is gone."""
-        raise NotImplementedError
 
 
 @contextlib.asynccontextmanager

@@ -105,7 +105,7 @@ class Tab:
         )
         found = asked[0]["targetInfo"]
         tab = cls(page, session, found["targetId"], limit)
-        tab.blank = not found["url"]
+        tab.blank, tab.title = not found["url"], str(found.get("title", ""))
         return tab
 
     @property
@@ -326,13 +326,19 @@ class Tab:
         return _value_of(await self.of_one_document(ask, f"{expression[:120]!r}", timeout), expression)
 
     async def hold(self, expression: str) -> str:
-        """Return a handle of the object that a JavaScript expression gives; see `Page.hold`."""
+        """Return a handle of the object that a JavaScript expression gives; the page's scripts cannot reach it.
+
+        It is good for `ask` until the page loads another document.
+        """
         answer = await self.call("Runtime.evaluate", {"expression": expression})
         _value_of(answer, expression)
         return str(answer["result"]["objectId"])
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """Return the JSON value of a JavaScript function called on a held object; see `Page.ask`."""
+        """Return the JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
+
+        Raises `Moved` or `Refused` where the page has gone elsewhere, `Threw` where the function throws.
+        """
         values = [{"value": argument} for argument in arguments]
         params = {"objectId": handle, "functionDeclaration": function, "arguments": values, **_BY_VALUE}
         return _value_of(await self.call("Runtime.callFunctionOn", params, timeout=timeout), function)
