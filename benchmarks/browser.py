@@ -1,7 +1,8 @@
 """Steps per second of MiniWoB++ by number of sessions: uirl, and the libraries it is compared with.
 
     python -m benchmarks.browser [--peers PYTHON] [--sessions 1 4 8 16] [--seconds 10] [--rounds 2]
-        [--pages click-color click-test-2 enter-text] [--parties uirl playwright miniwob browsergym browsergym-fast]
+        [--pages click-color click-test-2 enter-text]
+        [--parties uirl playwright miniwob browsergym browsergym-fast]
 
 `--peers` is a Python in whose environment `browsergym-miniwob` and `miniwob` are installed (`pip install
 browsergym-miniwob miniwob`); `miniwob` needs a chromedriver of the browser's version beside it (Debian's

@@ -20,8 +20,10 @@ from uirl.types import Action
 HEAD = """<!doctype html><style>body { margin: 0; font: 13px/20px monospace } p { margin: 0 }</style><script>
 function done() { document.title = 'done'; }
 function changed() { document.title = 'changed'; }
+function came(event) { if (event.clientX > 1) changed(); }
 </script>"""
-"""Of every page: `done` solves it, `changed` is for what must not happen."""
+"""Of every page: `done` solves it, `changed` is for what must not happen, and `came` for a pointer that must not come,
+other than to the corner, where it is at first."""
 TREE = {"marks": True, "tree": 1500}
 UNLISTED = 9999
 """The number of what the tree does not number."""
@@ -87,9 +89,9 @@ def at(x: int, y: int, name: str = "click") -> Mapping[str, Any]:
 
 
 HEADER = """<div style="position:fixed;top:0;width:100%;height:60px"><button style="width:100%;height:60px"
-  onclick="changed()" onmousemove="changed()" onmousedown="changed()">menu</button></div>"""
+  onclick="changed()" onmousemove="came(event)" onmousedown="changed()">menu</button></div>"""
 BANNER = """<div style="position:fixed;inset:0;background:#fffc"><button style="width:100%;height:100%"
-  onmousemove="changed()" onmousedown="changed()" onclick="changed()">agree</button></div>"""
+  onmousemove="came(event)" onmousedown="changed()" onclick="changed()">agree</button></div>"""
 SHORT = '<div style="height:30px"></div>'
 TALL = '<div style="height:700px"></div>'
 COVERED = [
@@ -241,8 +243,9 @@ SHAPES = [
     Report(
         "a shape with a hole",
         "puppeteer/puppeteer#4432",
-        """<svg width="120" height="120" onclick="if (event.target === this) changed()"><path role="button"
-        aria-label="ring" fill-rule="evenodd" d="M0 0H120V120H0ZM20 20H100V100H20Z" onclick="done()"/></svg>""",
+        """<body onclick="if (event.target.localName === 'svg') changed()"><svg width="120" height="120"><path
+        role="button" aria-label="ring" fill-rule="evenodd" d="M0 0H120V120H0ZM20 20H100V100H20Z" onclick="done()"/>
+        </svg>""",
         (click("ring"),),
     ),
     Report(
@@ -316,11 +319,18 @@ SHAPES = [
     Report(
         "a button that never keeps still",
         "chromedp/chromedp#533",
-        """<div style="height:160px" onclick="changed()"><button id="row">row</button></div><script>
-        let there = false;
-        setInterval(() => { row.style.transform = (there = !there) ? 'translate(100px, 90px)' : ''; }, 10);</script>""",
+        """<style>button { animation: go 1s linear infinite alternate }
+        @keyframes go { to { transform: translate(150px, 120px) } }</style>
+        <div style="height:160px" onclick="changed()"><button>row</button></div>""",
         (click("row"),),
         "still",
+    ),
+    Report(
+        "a button that beats in its place",
+        "microsoft/playwright#13628",
+        """<style>button { animation: beat .5s infinite alternate } @keyframes beat { to { transform: scale(1.3) } }
+        </style><button style="margin:40px;height:40px" onclick="done()">row</button>""",
+        (click("row"),),
     ),
     Report(
         "a button in a frame that is drawn small",
@@ -377,9 +387,9 @@ BOXES = [
     Report(
         "a box to choose under a picture in its label",
         "microsoft/playwright#13576",
-        """<label style="position:relative"><input type="radio" style="position:absolute;opacity:0;inset:0"
-        onchange="done()"><span style="position:absolute;left:0;top:0;width:20px;height:20px;background:#36c"></span>
-        </label>""",
+        """<label style="display:block;position:relative;width:20px;height:20px"><input type="radio" onchange="done()"
+        style="position:absolute;opacity:0;inset:0;margin:0"><span
+        style="position:absolute;inset:0;background:#36c"></span></label>""",
         (click("radio"),),
     ),
     Report(
@@ -718,6 +728,19 @@ NUMBERED = [
     ),
     Report("the same below the fold", "W7", f'{TALL}<div onclick="done()">row</div>', (click("row"),)),
     Report(
+        "the same below the fold, among other parts",
+        "W7",
+        f'<p>words</p>{TALL}<p>words</p><div onclick="done()">row</div><div>others</div>',
+        (click("row"),),
+    ),
+    Report(
+        "a field as large as a part around it that takes the keyboard",
+        "W7",
+        """<div tabindex="0" style="width:100px"><input style="display:block;width:100px;height:20px;border:0;padding:0"
+        oninput="if (this.value === 'new') done()"></div>""",
+        (do("fill", mark="textbox", value="new"),),
+    ),
+    Report(
         "a part whose handler a script gave it",
         "browser-use/browser-use#1824",
         """<p id="row" style="cursor:default">row</p><script>row.onclick = done</script>""",
@@ -785,8 +808,8 @@ async def played(report: Report) -> tuple[bool | None, str]:
             result = await env.step(Action.of(written.pop("action"), **written))
             told.append(result.observation.text.removesuffix(env.accessibility).strip())
             if result.done:
-                return bool(result.observation.info["success"]), "\n".join(told)
-        return None, "\n".join(told)
+                return bool(result.observation.info["success"]), "\n".join(filter(None, told))
+        return None, "\n".join(filter(None, told))
     finally:
         await env.close()
 
