@@ -6,8 +6,8 @@
 
 `--peers` is a Python in whose environment `browsergym-miniwob` and `miniwob` are installed (`pip install
 browsergym-miniwob miniwob`); `miniwob` needs a chromedriver of the browser's version beside it (Debian's
-chromium-driver). All use one browser, the one that uirl finds. Without `--peers` uirl is measured beside Playwright as it
-comes: its clicks, its pictures, all sessions in one process and one browser.
+chromium-driver). All use one browser, the one that uirl finds. Without `--peers` uirl is measured beside Playwright as
+it comes: its clicks, its pictures, all sessions in one process and one browser.
 
 A step is one click, the reading of the reward and a new picture of the page. Sessions take the pages in turn; seeds and
 clicks (random places of the 160 x 210) are the same for all, and an episode is ten clicks, or fewer where the page ends
