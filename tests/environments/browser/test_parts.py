@@ -132,7 +132,7 @@ def test_the_tree_is_written_line_by_line_without_its_scaffolding() -> None:
 def test_what_carries_a_number_is_named_and_what_the_tree_lacks_comes_last() -> None:
     link = next(place for place, node in enumerate(TREE) if node.role == "link")
     box = next(place for place, node in enumerate(TREE) if node.ref == "f2e1")
-    lines = tree_text(TREE, 1000, {link: 3, box: 1}, [2]).splitlines()
+    lines = tree_text(TREE, 1000, {link: 3, box: 1}, [(2, "")]).splitlines()
     assert lines[4:] == ['[3] link "Help"', 'paragraph "above"', "iframe", '  [1] generic "plain"', "  [2] clickable"]
 
 

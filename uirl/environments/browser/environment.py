@@ -100,7 +100,6 @@ class PageEnvironment(ConfigurableEnvironment):
         self._reach: frozenset[str] = frozenset()  # of that page
         self._turns = 0
         self._goal = ""
-        self._marks = 0  # how many of `_named` have a number in the picture
         self._named: list[Thing] = []
         self._seen = Observation()
         self._hidden: Literal["", "picture", "goal"] = ""
@@ -316,7 +315,6 @@ class PageEnvironment(ConfigurableEnvironment):
         seen = [thing for thing in things if thing.place and self._viewport.in_picture(*thing.place)][:MOST_MARKS]
         marked = {id(thing) for thing in seen}
         self._named = [*seen, *(thing for thing in things if id(thing) not in marked)]
-        self._marks = len(seen)
         return draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
 
     async def _read_tree(self, tab: Tab) -> str:
@@ -324,9 +322,10 @@ class PageEnvironment(ConfigurableEnvironment):
         nodes = await read_tree(tab)
         if not self.space.marks:
             return tree_text(nodes, self.options.tree)
+        things = list(self._named)
         numbers = await number_things(tab, nodes, self._named, MOST_NAMED)
         named = set(numbers.values())
-        more = [number for number in range(1, self._marks + 1) if number not in named]
+        more = [(number, thing.words) for number, thing in enumerate(things, start=1) if number not in named]
         return tree_text(nodes, self.options.tree, numbers, more)
 
     def _tell(self, problem: str, *notices: str) -> StepResult:

@@ -52,7 +52,8 @@ async def _perform(
         case ui.Click(x, y, button, count, held):
             await page.click(*viewport.on_page(x, y), button, count, held)
         case ui.ClickMark(number, button, count, held):
-            return _of_mark(number, await elements.click(page.tabs.shown, _named(marks, number), button, count, held))
+            named, keys = _named(marks, number), tuple(dict.fromkeys((*page.held, *held)))
+            return _of_mark(number, await elements.click(page.tabs.shown, named, button, count, keys))
         case ui.Move(x, y):
             await page.move(*viewport.on_page(x, y))
         case ui.MoveToMark(number):

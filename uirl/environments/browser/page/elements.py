@@ -39,7 +39,8 @@ _AT = """([x, y]) => {
   return found;
 }"""
 _FIELD = """(element, value) => {
-  let field = element.localName === 'label' && element.control || element;
+  const label = element.isContentEditable ? null : element.closest('label');
+  let field = label && !element.matches('input, select, textarea, button') && label.control || element;
   while (field.parentElement && field.isContentEditable && field.parentElement.isContentEditable)
     field = field.parentElement;
   if (/^(date|time|datetime-local|month|week|color|range)$/.test(field.type)) {
@@ -52,14 +53,17 @@ _FIELD = """(element, value) => {
 """JavaScript: the field that an element stands for, what it makes of a value (null: nothing), and its type."""
 _PICKED = frozenset({"date", "time", "datetime-local", "month", "week", "color", "range"})
 """Types of fields that are set at once, as by their own picker."""
-_FOCUS = """field => {
+_FOCUS = """async field => {
   field.focus();
+  await new Promise(done => setTimeout(done, 20));
   return field.getRootNode().activeElement === field;
 }"""
 _OPTIONS = """element => {
-  let list = element.closest('select') || element.localName === 'label' && element.control || element;
+  const label = element.closest('label');
+  let list = element.closest('select') || !element.matches('input') && label && label.control || element;
   const options = list.localName === 'select' ? list.options : list.list ? list.list.options : [];
-  return [list, [...options].map(o => [o.value, (o.label || o.textContent).trim(), o.disabled]), list.localName,
+  return [list, [...options].map(o => [o.value, (o.label || o.textContent).trim(),
+                                     o.disabled || !!o.closest('optgroup[disabled]')]), list.localName,
           !!list.multiple];
 }"""
 _REFUSALS = (
@@ -71,6 +75,8 @@ _REFUSALS = (
     (re.compile(r"element is not enabled"), "it is disabled"),
     (re.compile(r"element is not editable"), "it can only be read"),
     (re.compile(r"element is not stable"), "it does not keep still"),
+    (re.compile(r"element is inert"), "it is inert: its part of the page takes no input"),
+    (re.compile(r"option being selected is not enabled"), "the option is disabled"),
     (re.compile(r"outside of the viewport"), "it cannot be scrolled into view"),
 )
 """What Playwright says while it waits for an element -> what the policy is told."""
@@ -86,6 +92,11 @@ class Thing:
     list: JSHandle | None = None
     index: int = 0
     ref: str = ""
+    role: str = ""
+    """That of its kind; empty: it is anything that can be clicked."""
+    words: str = ""
+    loose: bool = False
+    """Its own box is empty, and what is in it is seen: it is pressed by its place."""
     free: tuple[float, float] | None = None
     """A point of it that nothing covers, in its frame."""
     mark: tuple[float, float, float, float] | None = None
@@ -104,8 +115,24 @@ class Thing:
 
     @property
     def position(self) -> Any:
-        """The free point within the element."""
-        return None if self.free is None else {"x": self.free[0] - self.box[0], "y": self.free[1] - self.box[1]}
+        """The free point within the element; None: its middle, or it is elsewhere, as in a label."""
+        if self.free is None:
+            return None
+        x, y = self.free
+        inside = self.box[0] <= x <= self.box[2] and self.box[1] <= y <= self.box[3]
+        return {"x": x - self.box[0], "y": y - self.box[1]} if inside else None
+
+    async def pressed_at(self) -> tuple[float, float] | None:
+        """Return where it can be pressed in the window, as a person would see it now; None: something covers it."""
+        if self.list is None:
+            return None
+        found = await self.list.evaluate("(held, index) => held.place(index)", self.index)
+        if found is None:
+            return None
+        across, down = (0.0, 0.0)
+        if self.free is not None and self.place is not None:  # of its frame
+            across, down = self.place[0] - self.free[0], self.place[1] - self.free[1]
+        return found[0] + across, found[1] + down
 
 
 async def find_things(tab: Tab) -> list[Thing]:
@@ -123,10 +150,10 @@ async def _things_of(frame: Frame, searched: list[int]) -> list[Thing]:
     held = await frame.evaluate_handle(CLICKABLE)
     rows = json.loads(await (await held.get_property("found")).json_value())
     things = [
-        Thing((left, top, right, bottom), frame, held, index, free=tuple(free) if free else None)
-        for index, (left, top, right, bottom, free) in enumerate(rows)
+        Thing(tuple(box), frame, held, index, "", role, words, bool(seen), free and tuple(free), _visible(seen or box))
+        for index, (box, free, role, seen, words) in enumerate(rows)
     ]
-    things = [replace(thing, mark=_visible(thing.box), place=thing.free) if thing.free else thing for thing in things]
+    things = [replace(thing, mark=thing.mark if thing.free else None, place=thing.free) for thing in things]
     for inner in frame.child_frames:
         if searched[0] >= MAX_FRAMES:
             break
@@ -142,7 +169,7 @@ async def _things_of(frame: Frame, searched: list[int]) -> list[Thing]:
     return things
 
 
-def _visible(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+def _visible(box: Sequence[float]) -> tuple[float, float, float, float]:
     return max(box[0], 0.0), max(box[1], 0.0), box[2], box[3]
 
 
@@ -162,13 +189,17 @@ def _lifted(thing: Thing, around: Any, seen: bool) -> Thing:
 
 async def element_at(page: BrowserPage, x: float, y: float) -> ElementHandle | None:
     """Return the innermost element at a place of the window (CSS pixels), in whichever frame; None: there is none."""
-    frame = page.main_frame
+    frame, place = page.main_frame, (x, y)
     while True:
         found: Any = (await frame.evaluate_handle(_AT, [x, y])).as_element()
         inner = None if found is None else await found.content_frame()
         if inner is None:
             return found
         box = await found.evaluate(_FRAME_PLACE, [])
+        if box["turned"]:  # the browser alone knows what is there
+            await page.mouse.move(*place)
+            under: Any = (await inner.evaluate_handle("[...document.querySelectorAll(':hover')].pop()")).as_element()
+            return under
         x, y = (x - box["left"]) / box["across"], (y - box["top"]) / box["down"]
         frame = inner
 
@@ -177,24 +208,58 @@ Find = Callable[["BrowserPage"], Awaitable["ElementHandle | None"]]
 
 
 async def click(tab: Tab, thing: Thing, button: Button, count: int, modifiers: Collection[str]) -> str | None:
-    """Click on it; return a str where it cannot be: why."""
+    """Click on it; return a str where it cannot be: why. `modifiers`: all keys that are held then."""
+    held: Any = {"modifiers": [key_name(key) for key in modifiers]} if modifiers else {}
 
-    async def do(page: BrowserPage) -> None:
-        names: Any = [key_name(key) for key in modifiers]
-        element = await thing.element(page)
-        how: Any = {"button": button, "click_count": count, "modifiers": names, "timeout": PATIENCE}
+    async def do(page: BrowserPage, element: ElementHandle) -> None:
+        how: Any = {"button": button, "click_count": count, "timeout": PATIENCE, **held}
         await element.click(position=thing.position, **how)
 
-    return await _told(tab, do)
+    async def there(page: BrowserPage, x: float, y: float) -> None:
+        await page.mouse.click(x, y, button=button, click_count=count)
+
+    return await _pointed(tab, thing, do, there)
 
 
 async def hover(tab: Tab, thing: Thing) -> str | None:
     """Move the pointer onto it; return a str where it cannot be: why."""
 
-    async def do(page: BrowserPage) -> None:
-        await (await thing.element(page)).hover(position=thing.position, timeout=PATIENCE)
+    async def do(page: BrowserPage, element: ElementHandle) -> None:
+        await element.hover(position=thing.position, timeout=PATIENCE)
 
-    return await _told(tab, do)
+    async def there(page: BrowserPage, x: float, y: float) -> None:
+        await page.mouse.move(x, y)
+
+    return await _pointed(tab, thing, do, there)
+
+
+async def _pointed(
+    tab: Tab,
+    thing: Thing,
+    do: Callable[[BrowserPage, ElementHandle], Awaitable[None]],
+    there: Callable[[BrowserPage, float, float], Awaitable[None]],
+) -> str | None:
+    """Point at an element: as Playwright does, or where it has no place of its own or does not keep still, by sight."""
+    from playwright.async_api import Error
+
+    async def point(page: BrowserPage) -> None:
+        try:
+            if not thing.loose:
+                await do(page, await thing.element(page))
+                return
+        except Error as error:
+            if "not stable" not in error.message and "intercepts pointer events" not in error.message:
+                raise
+            place = await thing.pressed_at()
+            if place is None:
+                raise
+        else:
+            place = await thing.pressed_at()
+            if place is None:
+                raise Error("element is not visible")
+        await there(page, *place)
+
+    return await _told(tab, point)
 
 
 async def drag(tab: Tab, thing: Thing, to: Thing) -> str | None:
@@ -205,7 +270,11 @@ async def drag(tab: Tab, thing: Thing, to: Thing) -> str | None:
         # both are tried before anything is pressed
         await second.hover(position=to.position, trial=True, timeout=PATIENCE)
         await first.hover(position=thing.position, timeout=PATIENCE)
+        start = await first.bounding_box() or {"x": 0, "y": 0, "width": 0, "height": 0}
+        at = thing.position or {"x": start["width"] / 2, "y": start["height"] / 2}
         await page.mouse.down()
+        await page.mouse.move(start["x"] + at["x"] + 4, start["y"] + at["y"] + 4, steps=2)  # else a scroll ends it
+        await second.scroll_into_view_if_needed(timeout=PATIENCE)
         box = await second.bounding_box()
         if box is not None:
             at = to.position or {"x": box["width"] / 2, "y": box["height"] / 2}
@@ -315,4 +384,6 @@ async def _told(tab: Tab, do: Callable[[BrowserPage], Awaitable[str | None]]) ->
                 seen = pattern.search(line)
                 if seen is not None:
                     return words.format(*(shown(group, 100) for group in seen.groups()))
-        return lines[0].split(": ", 1)[-1] if lines else "it refused"
+        first = lines[0].split("Error: ", 1)[-1].split(": ", 1)[-1]
+        log = [line.strip(" -") for line in lines if line.strip().startswith("-")]
+        return log[-1] if log and "Timeout" in first else first

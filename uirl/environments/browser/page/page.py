@@ -15,6 +15,7 @@ from uirl.environments.browser.page.problems import Blocked, Moved, PageLost, Re
 from uirl.environments.browser.page.tab import LOAD_SECONDS, WORLD, Tab
 from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
 from uirl.environments.browser.site import Site
+from uirl.environments.ui.keys import MODIFIERS
 from uirl.errors import EnvironmentFailure
 from uirl.runtime.assets import read_asset
 
@@ -199,6 +200,11 @@ class Page:
         for key in tuple(self._held):
             await self.hold_key(key, down=False)
         self.take_notices()
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The modifiers that are held."""
+        return tuple(key for key in self._held if key in MODIFIERS)
 
     async def forget_history(self) -> None:
         """Make the page that is shown the first one in the history."""

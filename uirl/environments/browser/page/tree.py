@@ -23,6 +23,7 @@ ACTED_ON = frozenset({
     "spinbutton", "tab", "menuitem", "menuitemcheckbox", "menuitemradio", "treeitem",
 })  # fmt: skip
 """Roles of what a policy acts on."""
+_FIELDS = frozenset({"textbox", "searchbox", "combobox", "listbox", "spinbutton"})
 _COUNT = f"""(() => {{
   const walker = document.createTreeWalker(document);
   let count = 0;
@@ -106,19 +107,28 @@ async def number_things(tab: Tab, nodes: Sequence[Node], named: list[Thing], mos
         left, top, right, bottom = thing.box
         waiting.setdefault((thing.frame, *map(_rounded, (left, top, right - left, bottom - top))), []).append(number)
     numbers: dict[int, int] = {}
-    for acted_on in (True, False):
+    for sure in (True, False):  # first those of the same kind: a button is as large as the row that it fills
         for place, node in enumerate(nodes):
             box = node.states.get("box", "")
-            if not node.ref or place in numbers or (node.role in ACTED_ON) is not acted_on:
+            if not node.ref or place in numbers:
+                continue
+            if not sure and place + 1 < len(nodes) and nodes[place + 1].depth > node.depth:  # its words are elsewhere
                 continue
             same = waiting.get((frames.get(node.frame, tab.page.main_frame), *map(int, box.split(","))), [])
-            if same:
-                numbers[place] = same.pop(0)
+            fitting = [number for number in same if not sure or _is_kind(node.role, named[number - 1].role)]
+            if fitting:
+                numbers[place] = fitting[0]
+                same.remove(fitting[0])
     for place, node in enumerate(nodes):
         if node.role in ACTED_ON and node.ref and place not in numbers and len(named) < most:
             named.append(Thing(ref=node.ref))
             numbers[place] = len(named)
     return numbers
+
+
+def _is_kind(role: str, kind: str) -> bool:
+    """Return whether a role of the tree is that of a kind of element."""
+    return role in ACTED_ON and (role == kind or {role, kind} <= _FIELDS)
 
 
 async def _frames_of(tab: Tab, nodes: Sequence[Node]) -> dict[str, Any]:
@@ -136,12 +146,12 @@ async def _frames_of(tab: Tab, nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 def tree_text(
-    nodes: Sequence[Node], limit: int, numbers: Mapping[int, int] | None = None, more: Sequence[int] = ()
+    nodes: Sequence[Node], limit: int, numbers: Mapping[int, int] | None = None, more: Sequence[tuple[int, str]] = ()
 ) -> str:
     """Return lines such as `  button "Send" (focused)`, at most `limit` characters; '...' is last where more was there.
 
-    `numbers`: place of a node -> the number that is written before it: `  [3] button "Send"`. `more`: numbers of what
-    the tree does not have, such as an empty box that can be clicked.
+    `numbers`: place of a node -> the number that is written before it: `  [3] button "Send"`. `more`: numbers and
+    words of what the tree does not have, such as an empty box that can be clicked.
     """
     lines: list[str] = []
     left = limit
@@ -154,7 +164,7 @@ def tree_text(
     return "\n".join(lines)[:limit]
 
 
-def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[int]) -> Iterator[str]:
+def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[tuple[int, str]]) -> Iterator[str]:
     around = [(-2, -1)]  # depths in the snapshot -> in what is written, of what the node is in
     for place, node in enumerate(nodes):
         while around[-1][0] >= node.depth:
@@ -162,14 +172,14 @@ def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[int
         depth = around[-1][1] + 1
         number = numbers.get(place)
         if node.role == "generic" and number is None:
-            if node.value:
-                yield "  " * depth + f'"{_one_line(node.value)}"'
+            if node.value or node.name:
+                yield "  " * depth + f'"{_one_line(node.value or node.name)}"'
             around.append((node.depth, depth - 1))
             continue
         yield "  " * depth + (f"[{number}] " if number else "") + _describe(node)
         around.append((node.depth, depth))
-    for number in more:
-        yield f"  [{number}] clickable"
+    for number, words in more:
+        yield f"  [{number}] clickable" + (f' "{_one_line(words)}"' if words else "")
 
 
 def _describe(node: Node) -> str:
