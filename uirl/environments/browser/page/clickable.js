@@ -80,7 +80,7 @@
     }
   };
   walk(document);
-  // A place where it can be pressed, and stays for three frames; null: something covers it.
+  // A place where it can be pressed, and stays for a quarter of a second; null: it does not, or something covers it.
   const place = async number => {
     const element = elements[number];
     if (!element.isConnected) return null;
@@ -88,8 +88,8 @@
     if (!before) (element.scrollIntoViewIfNeeded || element.scrollIntoView).call(element);
     const [x, y] = before || free(element, partsOf(element)) || [], root = element.getRootNode();
     if (x === undefined) return null;
-    for (let frame = 0; frame < 3; frame++) {
-      await new Promise(next => setTimeout(next, 17));
+    for (let look = 0; look < 10; look++) {
+      await new Promise(next => setTimeout(next, 25));
       const over = root.elementFromPoint(x, y);
       if (!holds(element, over) && ![...element.labels || []].some(label => holds(label, over))) return null;
     }

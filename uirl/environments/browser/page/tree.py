@@ -119,8 +119,16 @@ async def number_things(tab: Tab, nodes: Sequence[Node], named: list[Thing], mos
             if fitting:
                 numbers[place] = fitting[0]
                 same.remove(fitting[0])
+    unmatched = sorted(number for same in waiting.values() for number in same)
     for place, node in enumerate(nodes):
-        if node.role in ACTED_ON and node.ref and place not in numbers and len(named) < most:
+        if node.role not in ACTED_ON or not node.ref or place in numbers:
+            continue
+        # what moves is elsewhere in the list than in the tree
+        moved = [n for n in unmatched if _is_kind(node.role, named[n - 1].role) and named[n - 1].words == node.name]
+        if moved and node.name:
+            numbers[place] = moved[0]
+            unmatched.remove(moved[0])
+        elif len(named) < most:
             named.append(Thing(ref=node.ref))
             numbers[place] = len(named)
     return numbers
