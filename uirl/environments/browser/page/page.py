@@ -139,6 +139,7 @@ class Page:
 
     def _watch(self, tab: Tab) -> None:
         tab.notice = self._notice
+        tab.session.on("Page.windowOpen", lambda event: self.tabs.asked(event["url"]))
         self.files.listen(tab)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from uirl.environments.browser.page.dialogs import Dialog
-from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.page.tab import LOAD_SECONDS, Tab
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ MAX_TABS = 8
 MOST_WINDOWS = 64
 """Opened after one action; with the next one the page is lost: each costs the browser a hundredth of a second."""
 _LONGEST_ADDRESS = 80
-_COMES_WITHIN = 1.0
-"""Seconds in which a window that was opened shows a page, or is on its way to one."""
+_COMES_WITHIN = {True: LOAD_SECONDS, False: 1.0}
+"""Whether a window was opened for an address that leads to a page -> seconds in which it shows one."""
 
 
 class Tabs:
@@ -50,6 +50,7 @@ class Tabs:
         self._opening: dict[str, asyncio.Event] = {}  # by the browser's name: set where it is a tab, or gone
         self._work: set[asyncio.Task[None]] = set()
         self._unwanted: set[str] = set()
+        self._asked: list[str] = []  # addresses for which a script opened windows, until these are told of
         self._opened = 0  # since the last action
 
     def __len__(self) -> int:
@@ -95,6 +96,10 @@ class Tabs:
         """Return the tab of a page of the browser; None: it is none yet, or none any more."""
         return next((tab for tab in self._all if tab.page is page), None)
 
+    def asked(self, address: str) -> None:
+        """Handle a script's call for a window, told by the tab."""
+        self._asked.append(address)
+
     def opened(self, target: str) -> None:
         """Handle a window that opened, told by the browser before it shows anything."""
         self._opened += 1
@@ -106,7 +111,8 @@ class Tabs:
             self._notice(f"a new window was closed: no more than {MAX_TABS} tabs are open at a time")
             self._unwanted.add(target)
         self._opening[target] = asyncio.Event()
-        self._spawn(self._await(target))
+        address = self._asked.pop(0) if self._asked else ""
+        self._spawn(self._await(target, address.partition(":")[0] in ("", "http", "https", "file", "about", "blob")))
 
     def came(self, page: BrowserPage) -> None:
         """Handle a window that shows its first page."""
@@ -120,6 +126,7 @@ class Tabs:
     def acted(self) -> None:
         """Count anew the windows that open: an action of the policy begins."""
         self._opened = 0
+        self._asked.clear()
 
     def block(self, dialog: Dialog) -> None:
         """Leave a dialog of the shown tab open for the policy. The script that opened it may be another tab's."""
@@ -196,10 +203,10 @@ class Tabs:
             if tab.target == target:
                 tab.end("the page was killed" if killed else "the page crashed", own_doing=not killed)
 
-    async def _await(self, target: str) -> None:
+    async def _await(self, target: str, leads: bool) -> None:
         """Wait for a window's first page; one that comes to none is closed: the browser draws nothing of it."""
         try:
-            async with asyncio.timeout(_COMES_WITHIN):
+            async with asyncio.timeout(_COMES_WITHIN[leads]):
                 await self._opening[target].wait()
         except TimeoutError:
             if target not in self._unwanted:
