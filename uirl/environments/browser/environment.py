@@ -283,15 +283,13 @@ class PageEnvironment(ConfigurableEnvironment):
             await self.close()
         if self._page is None:
             self._reach = reach
-            self._page = await self._browser().new_page(
-                *self._viewport.page, scale=self._viewport.zoom, downloads=self.keeps_downloads
-            )
+            self._page = await self._browser().new_page(*self._viewport.page, downloads=self.keeps_downloads)
             await self.furnish(self._page)
         return self._page
 
     def _browser(self) -> Chromium:
         """Return the browser of this environment's page."""
-        return Chromium.shared(self._reach)
+        return Chromium.shared(self._reach, self._viewport.zoom)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""

@@ -105,16 +105,19 @@ class Chromium:
         self,
         *,
         allow: Iterable[str] = (),
+        scale: float = 1.0,
         executable: str | None = None,
         timeout: float = 10.0,
         start_timeout: float = 30.0,
     ) -> None:
         """Create a browser that is not started yet.
 
-        `allow`: origins (scheme://host:port) that its pages may reach. `executable`: path; None: `find_executable()`
-        when it starts. `timeout`: limit in seconds of one call. `start_timeout`: limit of the start.
+        `allow`: origins (scheme://host:port) that its pages may reach. `scale`: pixels of a picture per CSS pixel.
+        `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one call.
+        `start_timeout`: limit of the start.
         """
         self.allowed = tuple(sorted(allow))
+        self.scale = float(scale)
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.starts = 0
@@ -130,27 +133,27 @@ class Chromium:
         self._pasting = asyncio.Lock()
 
     @classmethod
-    def shared(cls, allow: Iterable[str] = ()) -> Chromium:
-        """Return the browser of the running event loop in this process; one per set of allowed origins."""
+    def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
+        """Return the browser of the running event loop in this process; one per set of allowed origins and scale."""
         for key in [key for key in _shared if key[0].is_closed()]:
             _shared.pop(key)
-        key = asyncio.get_running_loop(), frozenset(allow)
+        key = asyncio.get_running_loop(), frozenset(allow), float(scale)
         if key not in _shared:
-            _shared[key] = cls(allow=key[1])
+            _shared[key] = cls(allow=key[1], scale=key[2])
         return _shared[key]
 
-    async def new_page(self, width: int, height: int, *, scale: float = 1.0, downloads: bool = False) -> Page:
+    async def new_page(self, width: int, height: int, *, downloads: bool = False) -> Page:
         """Return a page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
 
-        `scale`: pixels of a picture per CSS pixel. `downloads`: they can be kept. Starts the browser where it does not
-        run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
+        `downloads`: they can be kept. Starts the browser where it does not run. Raises EnvironmentFailure or
+        EpisodeTimeout where it cannot.
         """
         from playwright.async_api import Error
 
         browser = await self._connected()
         try:
             async with asyncio.timeout(2 * self.timeout):
-                page = await Page.open(browser, self, width, height, scale, downloads)
+                page = await Page.open(browser, self, width, height, downloads)
                 found = await page.tabs.first.call("Target.getTargetInfo")
         except TimeoutError as error:
             await self.probe()
@@ -250,7 +253,13 @@ class Chromium:
         try:
             browser = await driver.chromium.launch(
                 executable_path=executable,
-                args=[*FLAGS, *_flags_of_the_system(), *network_flags(self.allowed)],
+                args=[
+                    *FLAGS,
+                    *_flags_of_the_system(),
+                    *network_flags(self.allowed),
+                    # where a page has a scale of its own, one click in ten is lost
+                    f"--force-device-scale-factor={self.scale:g}",
+                ],
                 timeout=self.start_timeout * 1000,
                 # Chromium refuses to run as root with its sandbox
                 chromium_sandbox=not (hasattr(os, "geteuid") and os.geteuid() == 0),
@@ -401,7 +410,7 @@ def _end_group(pid: int) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str]], Chromium] = {}
+_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}
 _drivers: dict[asyncio.AbstractEventLoop, _Driver] = {}
 
 

@@ -105,18 +105,16 @@ class Page:
         self._watch(first)
 
     @classmethod
-    async def open(cls, browser: Browser, owner: Owner, width: int, height: int, scale: float, downloads: bool) -> Page:
-        """Open an empty page of `width` x `height` CSS pixels, drawn at `scale`, in a new context."""
-        context = await browser.new_context(
-            viewport={"width": width, "height": height}, device_scale_factor=scale, accept_downloads=downloads
-        )
+    async def open(cls, browser: Browser, owner: Owner, width: int, height: int, downloads: bool) -> Page:
+        """Open an empty page of `width` x `height` CSS pixels in a new context."""
+        context = await browser.new_context(no_viewport=True, accept_downloads=downloads)
         try:
             told: list[Any] = []  # nothing is told before there is a page
             await context.expose_binding(
                 "uirlTell", lambda source, kind, words: [p._on_told(kind, words) for p in told]
             )
             _, made = await asyncio.gather(context.add_init_script(EVERY_DOCUMENT), context.new_page())
-            metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
             page = cls(context, await Tab.open(made, metrics, lambda: owner.timeout), metrics, owner)
         except BaseException:
             with contextlib.suppress(Exception):

@@ -67,7 +67,7 @@ class Tab:
         """The one that is open and left to the policy."""
         self.title = ""
         self.blank = False
-        """It had shown no document when it was opened: the browser draws nothing of it."""
+        """It has shown no document yet: the browser draws nothing of it."""
         self.closed = False
         """It is gone, and the page is not."""
         self.notice: Callable[[str], None] = lambda words: None
@@ -95,7 +95,7 @@ class Tab:
     async def open(cls, page: BrowserPage, metrics: Mapping[str, Any], limit: Callable[[], float]) -> Tab:
         """Return the tab of a page that was just opened. Raises what Playwright raises where it is gone again.
 
-        `metrics`: size and scale, for pictures: each session has its own.
+        `metrics`: its size.
         """
         session = await page.context.new_cdp_session(page)
         asked: list[dict[str, Any]] = await asyncio.gather(
@@ -277,6 +277,16 @@ class Tab:
             if drew:
                 return
 
+    async def comes(self, seconds: float) -> bool:
+        """Wait for the first document, which begins to load within `seconds`. False: there is none."""
+        if self.blank:
+            begins = asyncio.ensure_future(self._begun.wait())
+            ends: set[asyncio.Future[Any]] = {self._moved, begins}
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            begins.cancel()
+            await self.settle()
+        return not self.blank
+
     async def _draw(self) -> bool:
         """Return whether the tab has drawn what was done to it; False: it went elsewhere instead."""
         begins = asyncio.ensure_future(self._begun.wait())
@@ -382,7 +392,7 @@ class Tab:
 
     def _on_document(self, event: Mapping[str, Any]) -> None:
         if event["frame"]["id"] == self.target:
-            self._world = None
+            self._world, self.blank = None, False
             self.unreachable = event["frame"].get("unreachableUrl")
             self._moved.set_result(None)
             self._moved = self._loop.create_future()

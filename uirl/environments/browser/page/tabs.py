@@ -50,6 +50,7 @@ class Tabs:
         self._opening: dict[str, asyncio.Event] = {}  # by the browser's name: set where it is a tab, or gone
         self._work: set[asyncio.Task[None]] = set()
         self._unwanted: set[str] = set()
+        self._news = asyncio.Event()
         self._asked: list[str] = []  # addresses for which a script opened windows, until these are told of
         self._opened = 0  # since the last action
 
@@ -71,7 +72,7 @@ class Tabs:
     @property
     def opening(self) -> bool:
         """Whether a window was opened that is not a tab yet."""
-        return bool(self._opening)
+        return bool(self._opening or self._asked)
 
     @property
     def number(self) -> int:
@@ -97,8 +98,9 @@ class Tabs:
         return next((tab for tab in self._all if tab.page is page), None)
 
     def asked(self, address: str) -> None:
-        """Handle a script's call for a window, told by the tab."""
+        """Handle the opening of a window, told by the tab that opens it before there is one."""
         self._asked.append(address)
+        self._news.clear()
 
     def opened(self, target: str) -> None:
         """Handle a window that opened, told by the browser before it shows anything."""
@@ -112,6 +114,7 @@ class Tabs:
             self._unwanted.add(target)
         self._opening[target] = asyncio.Event()
         address = self._asked.pop(0) if self._asked else ""
+        self._news.set()
         self._spawn(self._await(target, address.partition(":")[0] in ("", "http", "https", "file", "about", "blob")))
 
     def came(self, page: BrowserPage) -> None:
@@ -120,8 +123,16 @@ class Tabs:
 
     async def ready(self) -> None:
         """Wait until every window that opened is a tab, and the newest is shown."""
-        while self._opening:
-            await asyncio.wait(self._work)
+        while self.opening:
+            if self._asked:
+                try:
+                    async with asyncio.timeout(_COMES_WITHIN[False]):
+                        await self._news.wait()
+                except TimeoutError:  # the browser opened none
+                    self._asked.clear()
+                self._news.clear()
+            else:
+                await asyncio.wait(self._work)
 
     def acted(self) -> None:
         """Count anew the windows that open: an action of the policy begins."""
@@ -224,17 +235,21 @@ class Tabs:
         came = self._opening.get(tab.target)
         if came is None:
             return
-        # not before: whoever opened it waits until it shows something
-        if tab.blank or tab.target in self._unwanted:
-            if tab.blank:
-                self._notice(f"tab {len(self._all) + 1} came to no page, and was closed")
+        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is found broken where it is used
+            await self._take_in(tab)
+        came.set()
+
+    async def _take_in(self, tab: Tab) -> None:
+        # not closed before: whoever opened it waits until it shows something
+        if tab.target in self._unwanted:
+            await self._close(tab.target)
+        elif not await tab.comes(_COMES_WITHIN[False]):
+            self._notice(f"tab {len(self._all) + 1} came to no page, and was closed")
             await self._close(tab.target)
         else:
             self._all.append(tab)
             self._notice(f"a new tab was opened: {len(self._all)}")
-            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is found broken where it is used
-                await self.show(tab)
-        came.set()
+            await self.show(tab)
 
     async def _drop(self, tab: Tab) -> None:
         """Take a tab from the list."""
