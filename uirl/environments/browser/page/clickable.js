@@ -88,9 +88,13 @@
     if (!before) (element.scrollIntoViewIfNeeded || element.scrollIntoView).call(element);
     const [x, y] = before || free(element, partsOf(element)) || [], root = element.getRootNode();
     if (x === undefined) return null;
+    const middle = () => (box => [box.left + box.right, box.top + box.bottom])(element.getBoundingClientRect());
+    const [across, down] = middle();
     for (let look = 0; look < 10; look++) {
-      await new Promise(next => setTimeout(next, 25));
-      const over = root.elementFromPoint(x, y);
+      // by frames: between two of them nothing moves, however late they are
+      await new Promise(next => { requestAnimationFrame(() => setTimeout(next, 20)); setTimeout(next, 250); });
+      const over = root.elementFromPoint(x, y), [left, top] = middle();
+      if (Math.abs(left - across) > 6 || Math.abs(top - down) > 6) return null;
       if (!holds(element, over) && ![...element.labels || []].some(label => holds(label, over))) return null;
     }
     return [x, y];
