@@ -114,6 +114,22 @@ async def test_a_killed_browser_fails_its_pages_and_is_started_again() -> None:
     assert ended(first)
 
 
+async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:
+    browser = Chromium.shared()
+    page = await browser.new_page(100, 100)
+    first, driver = browser.pid, process._drivers[asyncio.get_running_loop()]._process
+    assert first is not None
+    assert driver is not None
+    waiting = asyncio.create_task(page.evaluate("new Promise(() => {})"))
+    await asyncio.sleep(0.05)
+    driver.kill()
+    with pytest.raises(EnvironmentFailure):
+        await waiting
+    await page.close()
+    assert await (await browser.new_page(100, 100)).evaluate("1 + 1") == 2
+    assert (browser.starts, ended(first)) == (2, True)
+
+
 async def test_processes_of_pages_may_not_fill_the_machine_and_the_browser_itself_has_no_such_limit() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(200, 200)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.problems import quietly
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 if TYPE_CHECKING:
@@ -148,18 +149,14 @@ class Chromium:
         `downloads`: they can be kept. Starts the browser where it does not run. Raises EnvironmentFailure or
         EpisodeTimeout where it cannot.
         """
-        from playwright.async_api import Error
-
         browser = await self._connected()
         try:
-            async with asyncio.timeout(2 * self.timeout):
+            async with _typed("a new page", 2 * self.timeout):
                 page = await Page.open(browser, self, width, height, downloads)
                 found = await page.tabs.first.call("Target.getTargetInfo")
-        except TimeoutError as error:
+        except EpisodeTimeout:
             await self.probe()
-            raise EpisodeTimeout(f"the browser opened no page within {2 * self.timeout:g} s") from error
-        except Error as error:
-            raise EnvironmentFailure(f"the browser opened no page: {error.message.splitlines()[0]}") from error
+            raise
         self._pages[found["targetInfo"]["browserContextId"]] = page
         return page
 
@@ -188,9 +185,9 @@ class Chromium:
         if self._session is None:
             return
         try:
-            async with asyncio.timeout(self.timeout):
+            async with _typed("the browser", self.timeout):
                 await self._session.send("Browser.getVersion")
-        except Exception:
+        except (EnvironmentFailure, EpisodeTimeout):
             self._kill()
 
     async def close(self) -> None:
@@ -198,24 +195,23 @@ class Chromium:
         async with self._starting:
             browser, self._browser = self._browser, None
             if browser is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.timeout):
-                        await browser.close()
+                        await quietly(browser.close())
             self._kill()
 
     async def close_window(self, target: str) -> None:
         """Close a window by the browser's name for it; it may be gone."""
         if self._session is not None:
-            with contextlib.suppress(Exception):  # it is gone already, or goes with the context
+            with contextlib.suppress(TimeoutError):  # it goes with the context
                 async with asyncio.timeout(self.timeout):
-                    await self._session.send("Target.closeTarget", {"targetId": target})
+                    await quietly(self._session.send("Target.closeTarget", {"targetId": target}))
 
     async def free(self, context: BrowserContext) -> None:
         """Free a context with all its pages, also where they hang or the browser is gone."""
         try:
             async with asyncio.timeout(self.timeout):
-                with contextlib.suppress(Exception):  # it is gone already
-                    await context.close()
+                await quietly(context.close())
         except TimeoutError as error:
             await self.probe()  # a browser that answers nobody is ended, and the context with it
             if self.pid is not None:
@@ -225,17 +221,22 @@ class Chromium:
     async def clipboard(self, text: str) -> AsyncIterator[None]:
         """Hold the browser's clipboard, which all pages share, with this text in it."""
         async with self._pasting:
-            if self._clipboard is None or self._clipboard.is_closed():
-                context = await (await self._connected()).new_context(permissions=["clipboard-write"])
-                await context.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
-                page = await context.new_page()
-                await page.goto(_CLIPBOARD)
-                self._clipboard = page
-            await self._clipboard.evaluate("text => navigator.clipboard.writeText(text)", text)
+            browser = await self._connected()
+            async with _typed("the clipboard", self.timeout):
+                if self._clipboard is None or self._clipboard.is_closed():
+                    context = await browser.new_context(permissions=["clipboard-write"])
+                    await context.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
+                    page = await context.new_page()
+                    await page.goto(_CLIPBOARD)
+                    self._clipboard = page
+                await self._clipboard.evaluate("text => navigator.clipboard.writeText(text)", text)
             yield
 
     async def _connected(self) -> Browser:
         async with self._starting:
+            driver = _drivers.get(asyncio.get_running_loop())
+            if driver is None or driver.ended:  # Playwright does not say so of its browsers
+                self._kill()
             if self._browser is None or not self._browser.is_connected():
                 try:
                     self._browser = await self._start()
@@ -276,16 +277,17 @@ class Chromium:
                 f"{executable} ended before it was ready: {error.message[-600:]}; does it run by hand with "
                 "--no-sandbox?"
             ) from error
-        session = await browser.new_browser_cdp_session()
-        processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
-        pid = next(process["id"] for process in processes if process["type"] == "browser")
-        self.pid = os.getpgid(pid) if hasattr(os, "getpgid") else pid
-        browser.on("disconnected", lambda _: self._stopped(browser))
-        session.on("Target.targetCreated", self._on_target)
-        session.on("Target.targetCrashed", self._on_crash)
-        session.on("Target.targetDestroyed", self._on_close)
-        session.on("Target.targetInfoChanged", self._on_change)
-        await session.send("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
+        async with _typed("the browser's beginning", self.start_timeout):
+            session = await browser.new_browser_cdp_session()
+            processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
+            pid = next(process["id"] for process in processes if process["type"] == "browser")
+            self.pid = os.getpgid(pid) if hasattr(os, "getpgid") else pid
+            browser.on("disconnected", lambda _: self._stopped(browser))
+            session.on("Target.targetCreated", self._on_target)
+            session.on("Target.targetCrashed", self._on_crash)
+            session.on("Target.targetDestroyed", self._on_close)
+            session.on("Target.targetInfoChanged", self._on_change)
+            await session.send("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
         self._session = session
         self.starts += 1
         return browser
@@ -326,6 +328,20 @@ class Chromium:
             _end_group(pid)
 
 
+@contextlib.asynccontextmanager
+async def _typed(what: str, seconds: float) -> AsyncIterator[None]:
+    """Raise EnvironmentFailure for what Playwright raises, and EpisodeTimeout where it takes longer."""
+    from playwright.async_api import Error
+
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise EpisodeTimeout(f"{what}: the browser did not answer within {seconds:g} s") from error
+    except Error as error:
+        raise EnvironmentFailure(f"{what}: {error.message.splitlines()[0]}") from error
+
+
 def network_flags(allowed: Sequence[str]) -> list[str]:
     """Return the flags that close the network but for these origins: no proxy around it, no names, no UDP."""
     hosts = {"127.0.0.1", *(urlsplit(origin).hostname or "" for origin in allowed)}
@@ -358,13 +374,14 @@ class _Driver:
     def __init__(self) -> None:
         self.started = asyncio.ensure_future(self._start())
         self._calls: Any = None  # our end of the pipe into it
+        self._process: asyncio.subprocess.Process | None = None
 
     async def _start(self) -> Playwright:
         from playwright.async_api import async_playwright
 
         manager: Any = async_playwright()
         driver: Playwright = await manager.start()
-        process = manager._client._transport._proc
+        process = self._process = manager._client._transport._proc
         self._calls = process.stdin.get_extra_info("pipe")
         self._keeper = asyncio.create_task(self._until_the_loop_ends(process), name="playwright")
         return driver
@@ -380,6 +397,11 @@ class _Driver:
                 async with asyncio.timeout(10.0):
                     await process.wait()
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone, and with it every browser it had started."""
+        return self._process is not None and self._process.returncode is not None
+
     def leave(self) -> None:
         """Close our end of its pipe, by which it ends, and its browsers with it. Needs no event loop."""
         if self._calls is not None:
@@ -393,11 +415,11 @@ async def _driver() -> Playwright:
     for closed in [known for known in _drivers if known.is_closed()]:
         _drivers.pop(closed).leave()  # somebody closed the loop without ending its tasks
     driver = _drivers.get(loop)
-    if driver is None:
+    if driver is None or driver.ended:
         driver = _drivers[loop] = _Driver()
     try:
         return await asyncio.shield(driver.started)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the next page may have better luck
         _drivers.pop(loop, None)
         raise EnvironmentFailure(f"Playwright did not start: {error}") from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.environments.browser.page.problems import Refused
+from uirl.environments.browser.page.problems import Refused, quietly
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -180,8 +180,10 @@ class PageFiles:
 
     async def _follow(self, running: _Running) -> None:
         """Wait for the end of a download."""
+        from playwright.async_api import Error
+
         path = None
-        with contextlib.suppress(Exception):  # it was cancelled, or its page is gone
+        with contextlib.suppress(Error):  # it was cancelled, or its page is gone
             path = Path(await running.download.path())
         if running not in self._running:  # of an earlier episode
             return
@@ -204,10 +206,6 @@ class PageFiles:
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _spawn(self, work: Any) -> None:
-        async def quietly() -> None:
-            with contextlib.suppress(Exception):
-                await work
-
-        task = asyncio.create_task(quietly())
+        task = asyncio.create_task(quietly(work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.files import PageFiles
-from uirl.environments.browser.page.problems import Blocked, Moved, PageLost, Refused, TabClosed
+from uirl.environments.browser.page.problems import Blocked, Moved, PageLost, Refused, TabClosed, quietly
 from uirl.environments.browser.page.tab import LOAD_SECONDS, WORLD, Tab
 from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
 from uirl.environments.browser.site import Site
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Dialog as BrowserDialog
     from playwright.async_api import Page as BrowserPage
 
+_LOG = logging.getLogger(__name__)
 NOTCH = 53
 """Pixels that one notch of the wheel scrolls, as in Chromium on Linux."""
 DRAG_STEPS = 5
@@ -117,8 +119,7 @@ class Page:
             metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
             page = cls(context, await Tab.open(made, metrics, lambda: owner.timeout), metrics, owner)
         except BaseException:
-            with contextlib.suppress(Exception):
-                await context.close()
+            await quietly(context.close())
             raise
         told.append(page)
         return page
@@ -150,12 +151,17 @@ class Page:
         from playwright.async_api import Error
 
         async def answer(route: Route) -> None:
-            status, kind, body = site.answer(route.request.url)
-            headers = {"content-type": kind, "cache-control": "no-store"}
             with contextlib.suppress(Error):  # whoever asked is gone
+                try:
+                    status, kind, body = site.answer(route.request.url)
+                except ValueError as error:  # raised here it would meet whichever page makes the next call
+                    _LOG.warning("%s cannot be sent: %s", route.request.url, error)
+                    await route.abort()
+                    return
+                headers = {"content-type": kind, "cache-control": "no-store"}
                 await route.fulfill(status=status, headers=headers, body=body)
 
-        await self.context.route(f"{site.origin}/**", answer)
+        await self.tabs.first.run(lambda: self.context.route(f"{site.origin}/**", answer), "serving a site")
 
     async def run_on_load(self, script: str) -> None:
         """Run `script` in every later document of the first tab, before the page's own scripts, in the world apart."""
@@ -304,7 +310,7 @@ class Page:
             for piece in re.split(r"(\t|\r\n|[\n\r])", text):
                 if piece in ("\t", "\r\n", "\n", "\r"):
                     await page.keyboard.press("Tab" if piece == "\t" else "Enter")
-                elif len(text) <= LONGEST_TYPED or len(piece) <= LONGEST_TYPED:
+                elif len(piece) <= LONGEST_TYPED:
                     await page.keyboard.type(piece)
                 else:
                     await page.keyboard.insert_text(piece)
@@ -420,11 +426,7 @@ class Page:
         self._spawn(asked.answer(True))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        async def quietly() -> None:
-            with contextlib.suppress(Exception):  # it is gone, or its page is
-                await work
-
-        task = asyncio.create_task(quietly())
+        task = asyncio.create_task(quietly(work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 

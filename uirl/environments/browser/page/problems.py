@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable
 from typing import Any
 
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
@@ -50,3 +52,11 @@ class Unanswered(EpisodeTimeout):
         super().__init__(message)
         self.late = late
         """The answer, should it come after all: then whoever waited for it gave up too early."""
+
+
+async def quietly(work: Awaitable[Any]) -> None:
+    """Await what matters no more where its page or the whole browser is gone."""
+    from playwright.async_api import Error
+
+    with contextlib.suppress(Error, EnvironmentFailure, EpisodeTimeout):
+        await work
