@@ -155,6 +155,7 @@ async def test_a_list_of_a_run_that_was_made_anew_says_so(tmp_path: Path, monkey
             await tab.click(".bar button.main")
             await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 1")
             await tab.until("!document.querySelector('main').innerText.includes('fewer now')")
+            assert await tab.ask("document.querySelectorAll('.trajectories tbody tr').length") == 1
 
 
 async def test_pictures_of_a_long_strip_stay_in_their_frames(tmp_path: Path) -> None:
