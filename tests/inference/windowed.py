@@ -46,7 +46,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cwm": {"head_dim": 8, "bos_token_id": 0, **_LAYERS},
     "laguna": {**_EXPERTS, **_SMALL, **_LAYERS},
     "mellum": {**_EXPERTS, **_SMALL, **_LAYERS},
+    "beam": {},
+    "flint": {},
+    "granite_swa": {},
+    "granitemoe_swa": {},
+    "kolibri1": {},
+    "lara_mini": _LAYERS,
+    "lfm3": _LAYERS,
     # sinks beside the windows
+    "mimo_v2_flash": {},
     "gpt_oss": {"head_dim": 8, **_EXPERTS, **_LAYERS},
     # chunks
     "llama4_text": {

@@ -9,6 +9,7 @@ from uirl.errors import ContractError
 from uirl.inference.base import Weights
 from uirl.inference.http import HTTPClient
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel
+from uirl.inference.models.unpacked import folder_of
 from uirl.inference.weight_files import WeightFiles, plain_parameters
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def model_folder(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, *
 
     Raises ContractError for a model that exists nowhere else and was loaded without weights.
     """
-    name = config.model.local_path or config.model.model_name
+    name = config.model.source
     if loaded.name == name and name not in BUILT_IN_MODELS:
-        return name
+        return folder_of(name)
     if loaded.device.type == "meta":
         raise ContractError(f"{loaded.name} was loaded without weights, and {program} cannot find them under {name!r}")
     folder = files.path / "model"

@@ -31,6 +31,7 @@ from uirl.config.stored import override_stored
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.inference.models.quantized import is_quantized, plain_weight
+from uirl.inference.models.unpacked import folder_of
 from uirl.learner import lora
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
@@ -229,7 +230,8 @@ def export_peft(folder: str | Path, policy: Policy) -> Path:
     built_in = name in BUILT_IN_MODELS
     require_own(target)
     with whole_folder(target) as work:
-        lora.save_adapter(work, policy.model, policy.lora_config, base=str(target / "base") if built_in else name)
+        base = str(target / "base") if built_in else folder_of(name)
+        lora.save_adapter(work, policy.model, policy.lora_config, base=base)
         if built_in:
             policy.loaded.save_parts(work / "base", _without_adapters(policy))
         policy.loaded.tokenizer.save_pretrained(work)

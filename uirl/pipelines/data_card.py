@@ -36,7 +36,7 @@ def data_card(
     return {
         "round": number,
         "environment": {"name": config.environment.name, "options": config.environment.options},
-        "policy": {"model": config.model.local_path or config.model.model_name, "sha256": policy},
+        "policy": {"model": config.model.source, "sha256": policy},
         "verifier": _verifier(config),
         "uirl": __version__,
         "seed": config.training.seed,

@@ -102,6 +102,18 @@ def require_plain(folder: Path) -> None:
                 raise StorageError(f"{path} is no plain file; expected one that a run wrote. Move it away")
 
 
+def cache_folder(part: str) -> Path:
+    """Return a folder of the user's for `part` of this package, whose files can be deleted at any time; made where it
+    is missing. Raises OSError where that cannot be, as for a user without a home."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+    folder = Path(home) / "uirl" / part
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and new names in `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)

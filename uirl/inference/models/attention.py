@@ -44,12 +44,12 @@ class AttentionSpans:
         number of the run of placeholders that each token belongs to, 0 for text (`VisionInputs.groups`); it counts with
         `both_ways`.
         """
-        visible = {str(kind): _visible(kind, size, at, span) for kind, size in self.sizes.items()}
+        key, query = torch.arange(span, device=at.device)[None, None], at[:, :, None]
+        seen = key <= query
         if groups is not None and self.both_ways:
             mine = groups.gather(1, at)[:, :, None]
-            together = (mine == groups[:, None]) & (mine > 0)
-            visible = {kind: seen | together for kind, seen in visible.items()}
-        masks = {kind: self._form(seen) for kind, seen in visible.items()}
+            seen = seen | ((mine == groups[:, None]) & (mine > 0))
+        masks = {str(kind): self._form(_within(kind, size, seen, key, query)) for kind, size in self.sizes.items()}
         return next(iter(masks.values())) if len(masks) == 1 else masks
 
     @property
@@ -65,15 +65,13 @@ class AttentionSpans:
         return torch.where(visible, zero, torch.finfo(self.additive).min)
 
 
-def _visible(kind: Kind, size: int | None, at: Tensor, span: int) -> Tensor:
-    """Return booleans [B, n, span]: whether the token at `at` [B, n] sees each place."""
-    key, query = torch.arange(span, device=at.device)[None, None], at[:, :, None]
-    visible = key <= query
+def _within(kind: Kind, size: int | None, seen: Tensor, key: Tensor, query: Tensor) -> Tensor:
+    """Return booleans [B, n, span]: what of `seen` a layer sees, given the places `key` and `query`."""
     if size is None:
-        return visible
+        return seen
     if kind == "chunked_attention":
-        return visible & (key // size == query // size)
-    return visible & (key > query - size)
+        return seen & (key // size == query // size)
+    return seen & (key > query - size)
 
 
 def attention_spans(model_config: Any, dtype: torch.dtype, *, name: str) -> AttentionSpans:

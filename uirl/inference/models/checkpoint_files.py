@@ -1,15 +1,12 @@
-"""Files of a checkpoint that HF's `from_pretrained` reads otherwise than we need."""
+"""What HF's `from_pretrained` does otherwise than we need with the files of a checkpoint."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from uirl.errors import CheckpointError
-
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def token_ids_alone(path: str, hf_config: Any) -> Any:
@@ -35,26 +32,15 @@ def _are_ids(value: Any) -> bool:
     return bool(ids) and all(type(token) is int and token >= 0 for token in ids)
 
 
-def gguf_of(path: str) -> tuple[str, str | None]:
-    """Return (folder or HF id, name of the GGUF file that holds model and tokenizer); None: they lie in files of
-    their own. Raises CheckpointError where the package that reads GGUF is missing, and for several such files."""
-    given = Path(path)
-    if given.suffix == ".gguf" and given.is_file():
-        folder, found = given.parent, [given.name]
-    else:
-        folder, found = given, sorted(file.name for file in given.glob("*.gguf")) if given.is_dir() else []
-        if (given / "config.json").is_file() and any(file for kind in _WEIGHTS for file in given.glob(kind)):
-            found = []
-    if not found:
-        return path, None
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{path} holds {len(found)} GGUF files, {', '.join(found[:5])}; expected one model: name the file "
-            f"(model.local_path={folder / found[0]})"
-        )
-    if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError(
-            f"{folder / found[0]} is a model in GGUF, which needs the package gguf: pip install gguf (its weights are "
-            "read once, which takes a while; `uirl export --to hf` writes a trained one as safetensors)"
-        )
-    return str(folder), found[0]
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Return a context without the progress bars of transformers."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

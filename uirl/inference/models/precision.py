@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from uirl.errors import CheckpointError, ConfigError
+from uirl.inference.models.unpacked import folder_of
 
 if TYPE_CHECKING:
     from uirl.config import ModelConfig
@@ -33,7 +34,7 @@ def dtype_of(model: ModelConfig, *, gpu: bool | None = None) -> str:
         return model.dtype
     if model.built_in or not (device_of(model.device).type == "cuda" if gpu is None else gpu):
         return "float32"
-    return _dtype_of_checkpoint(model.local_path or model.model_name, model.trust_remote_code)
+    return _dtype_of_checkpoint(folder_of(model.source), model.trust_remote_code)
 
 
 def _dtype_of_checkpoint(path: str, trust_remote_code: bool) -> str:

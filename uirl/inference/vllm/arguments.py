@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.inference.models.precision import dtype_of
+from uirl.inference.models.unpacked import folder_of
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -88,7 +89,7 @@ def vllm_server_command(
     first: `load_model(config.model).save(folder)`). The server takes new weights from whoever reaches it, so keep
     `host` to networks you trust. Raises ConfigError like `engine_arguments`.
     """
-    model = model or config.model.local_path or config.model.model_name
+    model = model or folder_of(config.model.source)
     if model.startswith("uirl/"):
         raise ConfigError(f"{model!r} is made in memory; write it with load_model(...).save(folder) and give `model`")
     variables = ["VLLM_SERVER_DEV_MODE=1"]

@@ -32,7 +32,7 @@ def require_room(config: ConfigStore) -> None:
     moment = _kept(config, gpu, memory)
     if moment.fits:
         return
-    where, name = moment.where, config.model.local_path or config.model.model_name
+    where, name = moment.where, config.model.source
     parts = ", ".join(f"{name} {gib(size)}" for name, size in moment.parts.items() if size)
     raise ConfigError(
         f"{name} cannot be trained here: got {parts}, {gib(moment.total)} GiB in all, expected at most "

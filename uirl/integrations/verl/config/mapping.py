@@ -344,7 +344,7 @@ def create_verl_config(
     strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
     values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy) | decay_keys(config, strategy)
     values |= verl_values(config, MAPPED)
-    path = model_path or config.model.local_path or config.model.model_name
+    path = model_path or config.model.source
     values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}
     values["data.max_prompt_length"] = prompt_length
     values["data.max_response_length"] = response_length or _response_length(config)

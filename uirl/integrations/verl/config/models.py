@@ -9,6 +9,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import load_model
+from uirl.inference.models.unpacked import folder_of
 from uirl.learner import export_hf, latest_checkpoint, load_policy
 from uirl.learner.checkpoint import stored_model
 from uirl.runtime.files import write_atomically
@@ -18,14 +19,14 @@ from uirl.runtime.folders import MANIFEST
 def model_folder(config: ConfigStore, target: Path) -> Path | str:
     """Return the value of verl's `actor_rollout_ref.model.path` for the policy that `config.model` describes.
 
-    A HF id or folder is handed on. A built-in model, a checkpoint of the local trainer and a run directory (its newest
-    checkpoint) are written to `target` as HF does, adapters merged; a `target` that stands already is used as it is.
-    Raises CheckpointError for what cannot be loaded.
+    A HF id or folder is handed on. A model of ours, one in GGUF, a checkpoint of the local trainer and a run directory
+    (its newest checkpoint) are written to `target` as HF does, adapters merged; a `target` that stands already is used
+    as it is. Raises CheckpointError for what cannot be loaded.
     """
     model = config.model
     if model.local_path is None and not model.model_name.startswith("uirl/"):
         return model.model_name
-    if model.local_path is None:
+    if model.local_path is None or folder_of(model.local_path) != model.local_path:
         if not (target / "config.json").is_file():
             load_model(model, seed=config.training.seed).save(target)
         return target
@@ -67,12 +68,15 @@ def described_model(path: str | Path, config: ConfigStore) -> Any:
     from transformers import AutoConfig
 
     remote = config.model.trust_remote_code
-    model, folder = config.model.model_copy(update={"local_path": None, "model_name": str(path)}), Path(path)
+    model, folder = (
+        config.model.model_copy(update={"local_path": None, "model_name": str(path)}),
+        Path(folder_of(str(path))),
+    )
     if folder.is_dir() and not (folder / "config.json").is_file():
         checkpoint = local_checkpoint(folder)
         model, folder = stored_model(checkpoint, trust_remote_code=remote), checkpoint / "policy"
         if not folder.is_dir():  # adapters alone: the sizes are those of the model that they adapt
-            folder = Path(model.local_path or model.model_name)
+            folder = Path(folder_of(model.source))
     if str(folder).startswith("uirl/"):
         return load_model(model.model_copy(update={"device": "cpu"}), weights=False).config
     try:

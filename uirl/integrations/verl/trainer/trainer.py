@@ -276,8 +276,13 @@ def _load_with(config: Any, key: str, module: str) -> None:
 
 
 def _needs_writing(path: str) -> bool:
-    """Return whether verl cannot load this itself: a built-in model, a checkpoint or a run of the local trainer."""
-    return path.startswith("uirl/") or (Path(path).is_dir() and not (Path(path) / "config.json").is_file())
+    """Return whether verl cannot load this itself: a model of ours, one in GGUF, a checkpoint or a run of the local
+    trainer."""
+    return (
+        path.startswith("uirl/")
+        or path.endswith(".gguf")
+        or (Path(path).is_dir() and not (Path(path) / "config.json").is_file())
+    )
 
 
 def _point_at_folder(config: Any, source: str, written: Path) -> None:
