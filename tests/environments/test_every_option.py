@@ -102,6 +102,13 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "simple_game": {"rooms": case(8, shows="first"), "max_turns": case(7, shows="turns")},
     "calculator": ARITHMETIC,
+    "errands": {
+        **{name: ARITHMETIC[name] for name in ("demonstrator", "carelessness", "spare_turns", "action_format")},
+        "describe": case("template", "prompt", shows="told"),
+        "kinds": case(("sum",), ("date", "price"), shows="first"),
+        "largest": case(9, shows="first"),
+        "instructions": case("Be quick.", "", shows="told"),
+    },
     "lookup": {**ARITHMETIC, "names": case(2, shows="demonstration", demonstrator="careless")},
     "gymnasium": {
         "env": case("Taxi-v4", shows="told"),

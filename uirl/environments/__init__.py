@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from uirl.environments.text.simple_game import SimpleGameEnvironment
     from uirl.environments.tool_use.calculator import CalculatorEnvironment
     from uirl.environments.tool_use.environment import ToolEnvironment
+    from uirl.environments.tool_use.errands import ErrandsEnvironment
     from uirl.environments.tool_use.lookup import LookupEnvironment
 
 _HOMES = {
@@ -48,6 +49,7 @@ _HOMES = {
     "uirl.environments.text.simple_game": "SimpleGameEnvironment",
     "uirl.environments.tool_use.calculator": "CalculatorEnvironment",
     "uirl.environments.tool_use.environment": "ToolEnvironment",
+    "uirl.environments.tool_use.errands": "ErrandsEnvironment",
     "uirl.environments.tool_use.lookup": "LookupEnvironment",
 }
 

@@ -18,6 +18,7 @@ ENVIRONMENTS = {
     "simple_game": "uirl.environments.text.simple_game:SimpleGameEnvironment",
     "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
+    "errands": "uirl.environments.tool_use.errands:ErrandsEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob.environment:MiniWobEnvironment",
     "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",

@@ -9,6 +9,7 @@ from uirl.runtime.lazy import lazy_exports
 if TYPE_CHECKING:
     from uirl.tools.base import FunctionTool, Tool, ToolError
     from uirl.tools.calculator import CalculatorTool
+    from uirl.tools.calendar_tool import CalendarTool
     from uirl.tools.definition import ToolDefinition
     from uirl.tools.environment_step import EnvironmentStepTool
     from uirl.tools.lookup import LookupTool
@@ -22,6 +23,7 @@ _HOMES = {
     "uirl.tools.calculator": "CalculatorTool",
     "uirl.tools.definition": "ToolDefinition",
     "uirl.tools.environment_step": "EnvironmentStepTool",
+    "uirl.tools.calendar_tool": "CalendarTool",
     "uirl.tools.lookup": "LookupTool",
     "uirl.tools.mcp_tools": "MCPServer MCPTool",
     "uirl.tools.python_runner": "PythonTool",
