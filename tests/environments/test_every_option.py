@@ -65,6 +65,7 @@ PAGE = {
     "tree": case(300, shows="first"),
     "max_turns": case(2, shows="turns"),
     "crop": case((0, 10, 100, 90), shows="pictures"),
+    "picture": case(False, shows="pictures", tree=300),
     "settle": case(0.25, shows="waits"),
 }
 CASES: dict[str, dict[str, Case]] = {

@@ -13,6 +13,7 @@ import pytest
 from tests.training.test_loop import settings
 from uirl import GuessNumberEnvironment, RayPPOTrainer, read_metrics
 from uirl.errors import ContractError
+from uirl.inference.models.loading import load_model
 
 
 def test_fit_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +96,22 @@ def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.Captu
     trainer.fit(num_epochs=1, num_iters_per_epoch=10)
     trainer.cleanup()
     told = " ".join(capsys.readouterr().out.split())
+    assert "an update was skipped. An update is skipped where" in told, "at once"
     assert "10 updates in a row were skipped. An update is skipped where" in told
     assert "NOTHING WAS LEARNED, no update took a step: 160 ordered: 0 trained, 160 dropped" in told
+
+
+@pytest.mark.parametrize(("enabled", "told"), [(None, True), (False, False)])
+def test_a_checkpoint_that_could_imitate_first_is_told_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], enabled: bool | None, told: bool
+) -> None:
+    config = settings(tmp_path)
+    load_model(config.model).save(tmp_path / "model")
+    config.model.local_path, config.training.warm_start.enabled = str(tmp_path / "model"), enabled
+    trainer = RayPPOTrainer(config)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert ("training.warm_start.enabled=true imitates him first" in " ".join(capsys.readouterr().out.split())) is told
 
 
 def test_an_environment_that_goes_elsewhere_leaves_the_run_where_it_was(

@@ -54,6 +54,15 @@ class Assembly:
         """Whether the run begins with supervised learning: `training.warm_start.enabled`, resolved."""
         return _warm_starts(self.config, self.environment)
 
+    @property
+    def unused_demonstrator(self) -> bool:
+        """Whether the run could begin with supervised learning and nobody said that it should not."""
+        return (
+            self.environment.has_demonstrator
+            and self.config.training.warm_start.enabled is None
+            and not self.warm_starts
+        )
+
     async def publish(self) -> None:
         """Make the policy as it is now what the engine samples from."""
         weights, adapter = self.learner.policy.update_for(self.engine)

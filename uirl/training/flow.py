@@ -160,8 +160,9 @@ class Flow:
                 self.ledger.train(usable)
         self.ledger.require_balance(self.channel.episodes_outstanding)
         self._skipped = self._skipped + 1 if update.get("skipped") else 0
-        if self._skipped > 1 and is_round(self._skipped):
-            say(f"{self._skipped} updates in a row were skipped. {NO_SIGNAL}")
+        if self._skipped and is_round(self._skipped):
+            what = "an update was" if self._skipped == 1 else f"{self._skipped} updates in a row were"
+            say(f"{what} skipped. {NO_SIGNAL}")
 
     def adapt(self, update: Mapping[str, float | None], update_seconds: float) -> None:
         """Choose how far ahead to order from now on, by the metrics of an update and the time that it took; say what

@@ -179,6 +179,11 @@ class RLTrainer:
             if self._settled.chosen:
                 say(str(self._settled))
             say(self._parts.tasks.summary)
+            if self._parts.unused_demonstrator:
+                say(
+                    "no warm start: a checkpoint has none by itself (training.warm_start.enabled=null). This "
+                    "environment has a demonstrator; training.warm_start.enabled=true imitates him first"
+                )
             if self._restored and self._saver.newest is not None:
                 say(f"resumed at {self._state.place()}, from {short(self._saver.newest[0])}")
             reason = self._state.stop_reason(self.config.training, goal)

@@ -102,7 +102,7 @@ class PageEnvironment(ConfigurableEnvironment):
         self._goal = ""
         self._named: list[Thing] = []
         self._seen = Observation()
-        self._hidden: Literal["", "picture", "goal"] = ""
+        self._hidden: Literal["", "page", "goal"] = ""
 
     @property
     def max_parallel(self) -> int:  # type: ignore[override]
@@ -256,10 +256,10 @@ class PageEnvironment(ConfigurableEnvironment):
             self._page = page
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """Return these pages behind a white picture, and without the goal in words (the page may show it)."""
+        """Return these pages without what shows them, and without the goal in words (the page may show it)."""
         blank, untold = self.spawn(), self.spawn()
-        blank._hidden, untold._hidden = "picture", "goal"
-        return {"blank_image": blank, "no_instruction": untold}
+        blank._hidden, untold._hidden = "page", "goal"
+        return {"blank_image" if self.options.picture else "blank_page": blank, "no_instruction": untold}
 
     async def close(self) -> None:  # type: ignore[override]
         """Free the page and its browser context; the browser itself stays for the others."""
@@ -293,27 +293,34 @@ class PageEnvironment(ConfigurableEnvironment):
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""
-        captured = await page.screenshot(**self.options.capture())
-        picture: Any = captured
+        pictures = (await self._picture(page),) if self.options.picture else ()
+        if self.space.marks and not pictures:
+            await self._number(page.tabs.shown)
+        tree = await self._read_tree(page.tabs.shown) if self.options.tree and self._hidden != "page" else ""
+        self._seen = Observation(tree, pictures, dict(info))
+        return Observation(_lines(*words, tree), pictures, dict(info))
+
+    async def _picture(self, page: Page) -> Any:
+        """Return the picture, with numbers on what can be clicked and seen where these are wanted."""
+        picture: Any = await page.screenshot(**self.options.capture())
         if not self._viewport.is_capture or self.space.marks:
-            picture = self._viewport.picture(captured)
+            picture = self._viewport.picture(picture)
         if self.space.marks:
-            picture = await self._mark(page.tabs.shown, picture)
-        if self._hidden == "picture":
+            seen = await self._number(page.tabs.shown)
+            picture = draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
+        if self._hidden == "page":
             from PIL import Image
 
             picture = Image.new("RGB", self.picture_size, "white")
-        tree = await self._read_tree(page.tabs.shown) if self.options.tree else ""
-        self._seen = Observation(tree, (picture,), dict(info))
-        return Observation(_lines(*words, tree), (picture,), dict(info))
+        return picture
 
-    async def _mark(self, tab: Tab, picture: Any) -> Any:
-        """Return the picture with numbers on what can be clicked and seen; further numbers are for the tree."""
+    async def _number(self, tab: Tab) -> list[Thing]:
+        """Return what can be clicked and seen, and keep its order; further numbers are for the tree."""
         things = await find_things(tab)
         seen = [thing for thing in things if thing.place and self._viewport.in_picture(*thing.place)][:MOST_MARKS]
         marked = {id(thing) for thing in seen}
         self._named = [*seen, *(thing for thing in things if id(thing) not in marked)]
-        return draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
+        return seen
 
     async def _read_tree(self, tab: Tab) -> str:
         """Return the tree as text. With marks it has their numbers, and more for what the picture does not show."""
