@@ -35,7 +35,7 @@ test-slow: setup browser sandbox
 
 # on a pretrained language model that lies inside a wheel, and on tasks that packages bring (130 MB)
 test-real: setup .venv-real/.ready
-	PYTHONPATH=.venv-real $(BIN)/python -m pytest -m real tests
+	PYTHONPATH=$(CURDIR)/.venv-real $(BIN)/python -m pytest -m real tests
 
 .venv-real/.ready: requirements-real.txt $(READY)
 	$(BIN)/python $(INSTALL) --no-deps --upgrade --target .venv-real -r $<
