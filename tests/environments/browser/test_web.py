@@ -466,3 +466,39 @@ async def test_files_do_not_go_with_a_server() -> None:
     with pytest.raises(ConfigError, match="the server at url has its own"):
         await env.reset(seed=1)
     await env.close()
+
+
+async def test_a_model_that_reads_sees_words_alone() -> None:
+    class Two(WebEnvironment):
+        page_size = (200, 100)
+        actions = ("click",)
+        goal = "Press second."
+        html = "<title>none</title>" + "".join(
+            f"<button onclick='document.title={number}'>{word}</button>"
+            for number, word in ((1, "first"), (2, "second"))
+        )
+        state = "({pressed: document.title})"
+
+        def outcome(self, state: Any) -> bool | None:
+            return None if state["pressed"] == "none" else state["pressed"] == "2"
+
+    env = Two(picture=False, tree=200, marks=True)
+    first = await env.reset(seed=1)
+    assert first.images == ()
+    assert first.text.splitlines() == ["Press second.", 'page "none"', '  [1] button "first"', '  [2] button "second"']
+    result = await env.step(Action.of("click", mark=2))
+    assert (result.reward, result.observation.info["success"]) == (1.0, True)
+    controls = env.controls()
+    assert sorted(controls) == ["blank_page", "no_instruction"]
+    blank, untold = (controls[name] for name in ("blank_page", "no_instruction"))
+    assert isinstance(blank, Two)
+    assert isinstance(untold, Two)
+    assert (await blank.reset(seed=1)).text == "Press second."
+    assert "second" not in (await untold.reset(seed=1)).text.splitlines()[0]
+    for each in (env, blank, untold):
+        await each.close()
+
+
+def test_a_page_of_which_nothing_is_shown_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set tree to"):
+        WebEnvironment(picture=False)

@@ -249,11 +249,12 @@ class PageEnvironment(ConfigurableEnvironment):
 
     def spawn(self) -> Self:
         """Return another environment with the same options and a page of its own in the same browser."""
-        page, self._page = self._page, None
+        kept = self._page, self._named
+        self._page, self._named = None, []
         try:
             return copy.deepcopy(self)
         finally:
-            self._page = page
+            self._page, self._named = kept
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """Return these pages without what shows them, and without the goal in words (the page may show it)."""
