@@ -28,7 +28,9 @@ from uirl.environments.browser.process import Chromium, find_executable
 from uirl.environments.browser.time_limit import run_within
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.ui.vocabulary import Answer, Click, Terminate, UIAction
+from uirl.environments.ui.words_read import reader, words_read
 from uirl.errors import ConfigError
+from uirl.images import screenshot
 from uirl.types import Action, Observation, StepResult, Task
 
 MOST_MARKS = 200
@@ -89,6 +91,8 @@ class PageEnvironment(ConfigurableEnvironment):
         """
         super().__init__(config, options, **keys)
         find_executable()
+        if self.options.ocr:
+            reader()
         self._viewport = self.options.viewport(self.page_size)
         self.picture_size = self._viewport.size
         """Width and height of the picture the agent sees."""
@@ -238,7 +242,8 @@ class PageEnvironment(ConfigurableEnvironment):
 
     @property
     def accessibility(self) -> str:
-        """The accessibility tree that came with the last picture; empty where `tree` is 0."""
+        """What can be read of the page as it was seen last: the accessibility tree, and words that `ocr` found; empty
+        where neither is wanted."""
         return self._seen.text
 
     def get_state_description(self) -> str:
@@ -294,12 +299,17 @@ class PageEnvironment(ConfigurableEnvironment):
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""
-        pictures = (await self._picture(page),) if self.options.picture else ()
-        if self.space.marks and not pictures:
+        options, text = self.options, ""
+        picture = await self._picture(page) if options.picture or options.ocr else None
+        if self.space.marks and picture is None:
             await self._number(page.tabs.shown)
-        tree = await self._read_tree(page.tabs.shown) if self.options.tree and self._hidden != "page" else ""
-        self._seen = Observation(tree, pictures, dict(info))
-        return Observation(_lines(*words, tree), pictures, dict(info))
+        if options.tree and self._hidden != "page":
+            text = await self._read_tree(page.tabs.shown)
+        if options.ocr:
+            text = _lines(text, await asyncio.to_thread(words_read, screenshot(picture).open(), options.ocr))
+        pictures = (picture,) if options.picture else ()
+        self._seen = Observation(text, pictures, dict(info))
+        return Observation(_lines(*words, text), pictures, dict(info))
 
     async def _picture(self, page: Page) -> Any:
         """Return the picture, with numbers on what can be clicked and seen where these are wanted."""

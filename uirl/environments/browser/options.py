@@ -52,15 +52,18 @@ class PageOptions(EnvironmentOptions):
     """Characters of the accessibility tree that follow the text of every observation; 0: none."""
     max_turns: Count | None = None
     """Actions after which an episode is cut ('truncated'); None: that of the environment."""
+    ocr: Index = 0
+    """Characters of the words on the picture, each with its place, that follow the text of every observation, as
+    rapidocr reads them (extra `ocr`; half a second a picture and more); 0: none."""
     picture: bool = True
-    """Show the page; false: the words alone, for models that read (with `tree`, and `marks` to click by number)."""
+    """Show the page; false: the words alone, for models that read (with `tree` and `marks`, or `ocr`)."""
     settle: NonNegative = 0.0
     """Seconds to wait after an action, for pages that move."""
 
     @model_validator(mode="after")
     def _something_is_shown(self) -> Self:
-        if not self.picture and not self.tree:
-            raise ConfigError(f"{self.key}: picture=false and tree=0 show nothing; set tree to e.g. 500")
+        if not self.picture and not self.tree and not self.ocr:
+            raise ConfigError(f"{self.key}: picture=false shows nothing; set tree, or ocr, to e.g. 500")
         return self
 
     @model_validator(mode="after")
