@@ -65,6 +65,7 @@ PAGE = {
     "tree": case(300, shows="first"),
     "max_turns": case(2, shows="turns"),
     "crop": case((0, 10, 100, 90), shows="pictures"),
+    "ocr": case(100, shows="first"),
     "picture": case(False, shows="pictures", tree=300),
     "settle": case(0.25, shows="waits"),
 }
@@ -235,12 +236,16 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     class NoSleep:
         timeout = staticmethod(asyncio.timeout)
+        to_thread = staticmethod(asyncio.to_thread)
 
         @staticmethod
         async def sleep(seconds: float) -> None:
             slept.append(seconds)
 
     monkeypatch.setattr(browser, "asyncio", NoSleep)
+    # rapidocr is no part of what these tests install; tests/real reads real pictures with it
+    monkeypatch.setattr(browser, "reader", lambda: None)
+    monkeypatch.setattr(browser, "words_read", lambda picture, limit: f'{picture.width},1 "word"'[:limit])
     return slept
 
 
