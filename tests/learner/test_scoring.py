@@ -117,11 +117,10 @@ def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypat
     learner = make_learner(images, *HALF)
     proven_spans(learner.policy.loaded)
 
-    def short_sighted(kind, size, at, span):
-        places = torch.arange(span)[None, None]
-        return (places <= at[:, :, None]) & (places > at[:, :, None] - 2)
+    def short_sighted(kind, size, seen, key, query):
+        return seen & (key > query - 2)
 
-    monkeypatch.setattr(attention, "_visible", short_sighted)
+    monkeypatch.setattr(attention, "_within", short_sighted)
     samples = sample_trajectories(learner.policy, images, turns=8)
     with pytest.raises(AlignmentError, match=r"far more than torch.bfloat16 rounds.*attends differently"):
         learner.update(samples)

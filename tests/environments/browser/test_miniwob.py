@@ -364,7 +364,7 @@ def test_pages_are_demonstrated_where_each_of_them_is() -> None:
         ({"image_format": "gif"}, "got 'gif', expected 'png' or 'jpeg'"),
         ({"image_format": "jpeg", "quality": 0}, "quality: got 0, expected whole number >= 1 and <= 100"),
         ({"max_turns": 0}, "max_turns: got 0, expected whole number >= 1"),
-        ({"picture": 3}, "no option 'picture'"),
+        ({"pictures": 3}, "no option 'pictures'"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:

@@ -49,10 +49,10 @@ def test_it_is_small_and_its_random_weights_follow_from_the_seed() -> None:
 def test_every_vision_head_begins_by_looking_at_a_neighbour() -> None:
     visual = build_model(seed=0)[0].model.visual
     places = torch.cartesian_prod(torch.arange(20), torch.arange(20))
-    angles = torch.cat([visual.rotary_pos_emb(places)] * 2, dim=-1)
+    cosines, sines = visual.rotary_pos_emb(torch.zeros(400, 1), places)
     for block, sides in zip(visual.blocks, _SIDES, strict=True):
         query, key, _ = block.attn.qkv.bias.view(3, 1, block.attn.num_heads, block.attn.head_dim).expand(3, 400, -1, -1)
-        query, key = apply_rotary_pos_emb_vision(query, key, angles.cos(), angles.sin())
+        query, key = apply_rotary_pos_emb_vision(query, key, cosines, sines)
         for head, (rows, columns) in enumerate(sides):
             best = (query[:, head] @ key[:, head].T).argmax(-1)
             for at in (5 * 20 + 7, 12 * 20 + 3):

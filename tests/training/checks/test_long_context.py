@@ -47,9 +47,8 @@ def test_a_window_that_the_engine_keeps_is_found_right(folder: Path) -> None:
 
 
 def test_a_window_that_the_engine_ignores_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = attention._visible
     monkeypatch.setattr(attention_proof, "prove_attention", lambda loaded: None)
-    monkeypatch.setattr(attention, "_visible", lambda kind, size, at, span: seen("full_attention", None, at, span))
+    monkeypatch.setattr(attention, "_within", lambda kind, size, seen, key, query: seen)
     finding = found(folder)["long sequences"]
     assert not finding.ok
     assert "differently from the model's own forward" in finding.detail
