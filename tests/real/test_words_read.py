@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 from PIL import Image
 
+from tests.real import word_page
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.ui.words_read import words_read
 
 pytestmark = pytest.mark.real
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("word_page", ROOT / "configs" / "word_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = sys.modules["word_page"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 @pytest.mark.parametrize("seen", [{"ocr": 300}, {"tree": 300, "marks": True}])
-async def test_the_demonstrator_presses_what_was_read(module: ModuleType, seen: dict) -> None:
-    env: WebEnvironment = module.WordPage(picture=False, **seen)
+async def test_the_demonstrator_presses_what_was_read(seen: dict) -> None:
+    env = word_page.WordPage(picture=False, **seen)
     for seed in range(4):
         first = await env.reset(seed=seed)
         assert first.images == ()
@@ -45,9 +30,9 @@ async def test_the_demonstrator_presses_what_was_read(module: ModuleType, seen: 
     await env.close()
 
 
-def test_training_and_evaluation_share_no_word(module: ModuleType) -> None:
-    assert not set(module.SEEN) & set(module.UNSEEN)
-    assert len(set(module.SEEN) | set(module.UNSEEN)) == len(module.WORDS) > 200
+def test_training_and_evaluation_share_no_word() -> None:
+    assert not set(word_page.SEEN) & set(word_page.UNSEEN)
+    assert len(set(word_page.SEEN) | set(word_page.UNSEEN)) == len(word_page.WORDS) > 200
 
 
 def test_an_empty_picture_has_no_words_and_a_long_list_is_cut() -> None:

@@ -59,6 +59,12 @@ What the file says of its tokenizer is mended, and `card.json` in the folder lis
 `<|endoftext|>` pads, digits are cut one by one before everything else, and the chat template is uirl's `hermes`, which
 knows a system prompt and tools; thoughts stay in earlier replies. Its own is in `original_chat_template.jinja`.
 
+`configs/smollm2_tools.yaml` trains it to answer questions in words with one of three tools (a calculator, a price list,
+a calendar): 320 demonstrations by somebody who errs in one turn of ten, then GRPO. One seed, one thread of an AVX2 CPU
+(76 GFLOP/s) beside a run of the tests, 128 held-out questions, none of them trained on: 63.3 % (55 to 71) after
+imitation, 79.7 % after 384 more episodes; what was left were dates after another, which the policy had settled to
+count backwards. bfloat16 is sixty times slower there than float32: such a CPU has no instructions for it.
+
 Any other language model in GGUF, a file or a folder with one such file (`model.local_path=model.gguf`), is made into
 such a folder too, once per file: weights in blocks of few bits become float32, four bytes each. Plan, engines, verl and
 export read the folder. transformers knows how the texts of most tokenizers are cut, uirl those that cut digits one by
