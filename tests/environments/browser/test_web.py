@@ -500,5 +500,5 @@ async def test_a_model_that_reads_sees_words_alone() -> None:
 
 
 def test_a_page_of_which_nothing_is_shown_is_refused() -> None:
-    with pytest.raises(ConfigError, match="set tree to"):
+    with pytest.raises(ConfigError, match="set tree, or ocr, to"):
         WebEnvironment(picture=False)
