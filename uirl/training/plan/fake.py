@@ -22,6 +22,7 @@ from uirl.inference.models.vision import VisionInputs
 from uirl.training.plan.ledger import Ledger
 
 T = TypeVar("T")
+_SPLIT = torch.ops.aten.split_with_sizes.default
 _NONZERO = torch.ops.aten.nonzero.default
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
@@ -61,7 +62,17 @@ class FakeLedger(Ledger):
                 return _all_true(given[0]).nonzero()
         if func in _INDEXED:
             args = (args[0], _places(args[1], fake=isinstance(args[0], FakeTensor)), *args[2:])
+        if func is _SPLIT:
+            args = (args[0], _sizes(args[1], args[0].shape[args[2] if len(args) > 2 else 0]), *args[2:])
         return func(*args, **kwargs)
+
+
+def _sizes(sizes: list[int], whole: int) -> list[int]:
+    """Return the sizes of parts of `whole`: equal ones where they were asked of a fake tensor, and are not right."""
+    if sum(sizes) == whole:
+        return sizes
+    each = whole // len(sizes)
+    return [each] * (len(sizes) - 1) + [whole - each * (len(sizes) - 1)]
 
 
 @contextlib.contextmanager
