@@ -14,6 +14,7 @@ from pydantic import Field
 
 from uirl.environments import WebEnvironment
 from uirl.environments.browser.options import PageOptions
+from uirl.environments.ui.vocabulary import ClickMark
 from uirl.types import Action, Task
 
 _LIST = (
@@ -71,7 +72,7 @@ class WordPage(WebEnvironment):
 
     def expert_action(self) -> Action | None:
         if self.space.marks:
-            return Action.of("click", mark=1 + list(self.targets).index(self.wanted))
+            return self.act(ClickMark(1 + list(self.targets).index(self.wanted)), target=self.wanted)
         places = {word: place for place, word in re.findall(r'^(\d+,\d+) "(.*)"$', self.accessibility, re.MULTILINE)}
         if self.wanted not in places:  # misread, or not asked for
             return self.click_on(self.wanted)

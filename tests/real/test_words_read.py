@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from tests.real import word_page
+from configs import word_page
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.ui.words_read import words_read
 
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("seen", [{"ocr": 300}, {"tree": 300, "marks": True}])
+@pytest.mark.parametrize("seen", [{"ocr": 300}, {"tree": 300, "marks": True, "say_target": True}])
 async def test_the_demonstrator_presses_what_was_read(seen: dict) -> None:
     env = word_page.WordPage(picture=False, **seen)
     for seed in range(4):
