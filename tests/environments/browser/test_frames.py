@@ -76,7 +76,7 @@ async def test_a_frame_of_another_site_is_marked_read_clicked_and_filled_whateve
     env = Framed(app)
     env.max_turns = 10**6
     seen = await until(env, 'button "inside"', await env.reset(seed=1))
-    assert '[1] button "inside"' in seen.text
+    assert 'button "inside" [1]' in seen.text
     typed = await env.step(Action.of("fill", mark=2, value="Ada"))
     assert await titled(env, "Ada", typed.observation)
     clicked = await env.step(Action.of("click", mark=1))

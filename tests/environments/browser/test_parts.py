@@ -133,7 +133,7 @@ def test_what_carries_a_number_is_named_and_what_the_tree_lacks_comes_last() -> 
     link = next(place for place, node in enumerate(TREE) if node.role == "link")
     box = next(place for place, node in enumerate(TREE) if node.ref == "f2e1")
     lines = tree_text(TREE, 1000, {link: 3, box: 1}, [(2, "")]).splitlines()
-    assert lines[4:] == ['[3] link "Help"', 'paragraph "above"', "iframe", '  [1] generic "plain"', "  [2] clickable"]
+    assert lines[4:] == ['link "Help" [3]', 'paragraph "above"', "iframe", '  generic "plain" [1]', "  clickable [2]"]
 
 
 @pytest.mark.parametrize("limit", [5, 40, 60, 100, len(TEXT) - 1])

@@ -173,7 +173,7 @@ async def test_the_tree_and_the_marks_follow_what_is_shown() -> None:
     env = Copy(tree=500, marks=True)
     first = await env.reset(seed=await seed_of(env, "red"))
     assert first.text.splitlines()[:2] == ["Copy the word and send it.", "page"]
-    assert '  [2] button "Send"' in first.text, "its number in the picture"
+    assert '  button "Send" [2]' in first.text, "its number in the picture"
     result = await env.step(Action.of("click", mark=9))
     assert result.observation.text.splitlines()[:2] == ["there is no mark 9; the picture has 1 to 3", "page"]
     assert result.observation.images == first.images
@@ -485,7 +485,7 @@ async def test_a_model_that_reads_sees_words_alone() -> None:
     env = Two(picture=False, tree=200, marks=True)
     first = await env.reset(seed=1)
     assert first.images == ()
-    assert first.text.splitlines() == ["Press second.", 'page "none"', '  [1] button "first"', '  [2] button "second"']
+    assert first.text.splitlines() == ["Press second.", 'page "none"', '  button "first" [1]', '  button "second" [2]']
     result = await env.step(Action.of("click", mark=2))
     assert (result.reward, result.observation.info["success"]) == (1.0, True)
     controls = env.controls()

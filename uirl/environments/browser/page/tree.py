@@ -158,8 +158,9 @@ def tree_text(
 ) -> str:
     """Return lines such as `  button "Send" (focused)`, at most `limit` characters; '...' is last where more was there.
 
-    `numbers`: place of a node -> the number that is written before it: `  [3] button "Send"`. `more`: numbers and
-    words of what the tree does not have, such as an empty box that can be clicked.
+    `numbers`: place of a node -> the number that is written after it, as in Playwright's snapshots: a model that finds
+    the word reads on to the number. `  button "Send" [3]`. `more`: numbers and words of what the tree does not have,
+    such as an empty box that can be clicked.
     """
     lines: list[str] = []
     left = limit
@@ -184,10 +185,10 @@ def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[tup
                 yield "  " * depth + f'"{_one_line(node.value or node.name)}"'
             around.append((node.depth, depth - 1))
             continue
-        yield "  " * depth + (f"[{number}] " if number else "") + _describe(node)
+        yield "  " * depth + _describe(node) + (f" [{number}]" if number else "")
         around.append((node.depth, depth))
     for number, words in more:
-        yield f"  [{number}] clickable" + (f' "{_one_line(words)}"' if words else "")
+        yield "  clickable" + (f' "{_one_line(words)}"' if words else "") + f" [{number}]"
 
 
 def _describe(node: Node) -> str:
