@@ -1,4 +1,4 @@
-"""The table of algorithms: what `training.adv_estimator` may say, and what each name needs."""
+"""The table of algorithms: the values of `training.adv_estimator`, and what each needs."""
 
 import difflib
 from collections.abc import Callable
@@ -24,7 +24,7 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec:
-    """What the trainer must know of an estimator to collect for it and to learn with it."""
+    """What an estimator needs of collection and learning."""
 
     advantage: AdvantageFunction
     """From the inputs to `(advantages, returns)`, both `[B, T]`."""

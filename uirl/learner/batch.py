@@ -178,7 +178,7 @@ def token_states(loaded: LoadedModel, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class SampleBatches:
-    """Samples that are collated one micro-batch at a time, as often as somebody passes over them."""
+    """Samples that are collated one micro-batch at a time, anew in every pass."""
 
     loaded: LoadedModel
     samples: Sequence[Sample]
@@ -230,7 +230,7 @@ class SampleBatches:
 
 
 def describe(sample: Sample) -> str:
-    """Return words that name a sample in an error."""
+    """Return the name of a sample for an error."""
     name = sample.trajectory_id or "without trajectory_id"
     return f"the sample of trajectory {name}, segment {sample.segment}, {len(sample.token_ids)} tokens,"
 

@@ -1,4 +1,4 @@
-"""What the policy and its reference say about the samples of an update before its first step."""
+"""Log-probs and values of the policy and its reference on the samples of an update, before its first step."""
 
 from __future__ import annotations
 

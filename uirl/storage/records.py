@@ -184,7 +184,7 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
 
 
 def expected(kind: type[T] | tuple[type, ...], value: Any, what: str) -> T:
-    """Return the value, which has to be of this kind. Raises TypeError: a record may be somebody else's."""
+    """Return the value, which has to be of this kind. Raises TypeError: a record may come from another program."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} is {shown(value)}, expected {getattr(kind, '__name__', 'another kind of value')}")
     return value  # type: ignore[return-value]

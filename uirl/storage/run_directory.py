@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where, who may write there, and files that are never half written."""
+"""The folder of one run: its files, its lock, and writes that are whole or not at all."""
 
 from __future__ import annotations
 
