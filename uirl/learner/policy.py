@@ -23,7 +23,6 @@ from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
 from uirl.inference.models.loading import LoadedModel, head_is_plain, hidden_states, load_model, project, raw_logits
 from uirl.learner import lora
-from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch, token_states
 from uirl.learner.lean_layers import keep_less
 
@@ -123,7 +122,7 @@ class Policy:
             seed=seed,
         )
         if config.use_lora and config.adapter_path is not None:
-            load_adapter(config.adapter_path, policy.model, config.lora, base=policy.loaded.name)
+            lora.load_adapter(config.adapter_path, policy.model, config.lora, base=policy.loaded.name)
         return policy
 
     @property
