@@ -91,23 +91,20 @@ def differences(was: dict[str, Any], now: dict[str, Any], relative: float = 1e-4
     of weights may differ by as much of the sum of their absolute values; of the gap between engine and learner, which
     is rounding and nothing else, only the bound counts.
     """
-    found: list[str] = []
-
-    def compare(name: str, a: Any, b: Any, size: float | None = None) -> None:
-        if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-            for key in a:
-                compare(f"{name}.{key}", a[key], b[key], a["absolute"] if key == "sum" else None)
-        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-            for place, (one, other) in enumerate(zip(a, b, strict=True)):
-                compare(f"{name}[{place}]", one, other)
-        elif name.endswith("log_prob_gap_max"):
-            if not 0 <= b < 1e-4:
-                found.append(f"{name}: expected less than 1e-4, got {b}")
-        elif isinstance(a, float) and isinstance(b, float):
-            if not abs(a - b) <= max(relative * (size or abs(a)), 1e-6):
-                found.append(f"{name}: expected {a}, got {b}")
-        elif a != b:
+    before, after = _flat(was), _flat(now)
+    found = [f"{name}: only in one of them" for name in before.keys() ^ after.keys()]
+    for name in before.keys() & after.keys():
+        a, b = before[name], after[name]
+        size = before["weights.absolute"] if name == "weights.sum" else abs(a)
+        near = max(relative * size, 1e-6) if isinstance(a, float) else 0
+        if not (0 <= b < 1e-4 if name.endswith("log_prob_gap_max") else abs(a - b) <= near):
             found.append(f"{name}: expected {a}, got {b}")
+    return sorted(found)
 
-    compare("run", was, now)
-    return found
+
+def _flat(value: Any, name: str = "") -> dict[str, float]:
+    """Return 'updates.0.reward' -> number."""
+    if not isinstance(value, dict | list):
+        return {name: value}
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for key, inner in inside for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}

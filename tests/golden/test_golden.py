@@ -30,25 +30,9 @@ def test_what_others_see_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_digits_that_differ_are_found() -> None:
-    was = {"updates": [{"loss": 0.5, "log_prob_gap_max": 1e-6}], "weights": {"sum": 0.01, "absolute": 1000.0}, "crc": 7}
-    near = {
-        "updates": [{"loss": 0.50004, "log_prob_gap_max": 3e-6}],
-        "weights": {"sum": 0.1, "absolute": 1000.05},
-        "crc": 7,
-    }
-    far = {
-        "updates": [{"loss": 0.5001, "log_prob_gap_max": 1e-3}],
-        "weights": {"sum": 0.2, "absolute": 1000.2},
-        "crc": 8,
-    }
-    assert runs.differences(was, near) == []
-    names = [line.split(":")[0] for line in runs.differences(was, far)]
-    assert names == [
-        *(
-            "run.updates[0].loss",
-            "run.updates[0].log_prob_gap_max",
-            "run.weights.sum",
-            "run.weights.absolute",
-            "run.crc",
-        )
-    ]
+    was = {"updates": [{"loss": 0.5, "log_prob_gap_max": 1e-6}], "weights": {"sum": 0.01, "absolute": 1e3}, "crc": 7}
+    near = {"updates": [{"loss": 0.50004, "log_prob_gap_max": 3e-6}], "weights": {"sum": 0.1, "absolute": 1000.05}}
+    far = {"updates": [{"loss": 0.5001, "log_prob_gap_max": 1e-3}], "weights": {"sum": 0.2, "absolute": 1000.2}}
+    assert runs.differences(was, near | {"crc": 7}) == []
+    names = [line.split(":")[0] for line in runs.differences(was, far | {"crc": 8, "more": 1})]
+    assert names == ["crc", "more", "updates.0.log_prob_gap_max", "updates.0.loss", "weights.absolute", "weights.sum"]
