@@ -1,4 +1,4 @@
-"""Screenshots by content: the same picture has the same hash, whoever drew it and wherever it travels."""
+"""Screenshots stored by the hash of their content: the same picture has the same hash in every process."""
 
 from __future__ import annotations
 

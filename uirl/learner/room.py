@@ -1,4 +1,4 @@
-"""How large a micro-batch may be: what the config says, until memory runs out."""
+"""The size of micro-batches: that of the config, halved when memory runs out."""
 
 from __future__ import annotations
 

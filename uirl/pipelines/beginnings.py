@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from uirl.environments.base import BaseEnvironment
-from uirl.rollout.certifier import Certifier
+from uirl.rollout.replay import Certifier
 from uirl.storage import TrajectoryStore, TrajectorySummary
 from uirl.verification.evidence import Evidence
 from uirl.verification.fork import ForkFinder

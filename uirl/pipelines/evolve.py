@@ -306,7 +306,7 @@ class Evolution:
             order=lambda summary: summary.id,  # which one ended first differs after a kill
         )
         if self.config.evolve.parquet:
-            from uirl.storage.parquet import to_parquet
+            from uirl.storage.export import to_parquet
 
             to_parquet(folder.examples, folder.parquet)
 

@@ -305,7 +305,7 @@ def _size(trajectories: Any) -> int | None:
 
 
 def _own_engine(model: Any) -> TextEngine:
-    """Return an engine whose weights no training changes under its hands: a `VLMWrapper` is copied."""
+    """Return an engine with weights that training does not change: a `VLMWrapper` is copied."""
     policy = getattr(model, "policy", None)
     if isinstance(model, TextEngine) or policy is None:
         return model  # TaskRunner says what is wrong with anything else

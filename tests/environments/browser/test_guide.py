@@ -30,7 +30,7 @@ def test_the_blocks_run_in_order() -> None:
 def test_the_files_it_names_train_where_they_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a budget of seconds: that the run learns, and how fast, stands in benchmarks/RESULTS.md."""
+    """With a budget of seconds: that the run learns, and how fast, stands in benchmarks/history/learning.md."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     project.mkdir()
     elsewhere.mkdir()

@@ -157,7 +157,7 @@ def _success_finding(played: Sequence[Trajectory], shown: Sequence[Trajectory]) 
         "success",
         True,
         f"{judged}; {len(silent)} ended ({ends}) without a word, though the environment says info['success'] of "
-        "others: these count as not solved; say it at every step, if some of them are (docs/success.md)",
+        "others: these count as not solved; say it at every step, if some of them are (docs/verification.md)",
     )
 
 
