@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import subprocess
 import time
 import uuid
@@ -11,19 +12,24 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from tests.chaos import processes
+from tests.chaos.report import ChaosReport, Event, odd_rows, usable_below_floor
+from tests.chaos.targets import LEASE, LocalServer, RayNodes
 from uirl.config import ConfigStore
 from uirl.errors import StorageError
 from uirl.metrics import read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.training.channels.base import GroupRules
-from uirl.training.chaos import processes
-from uirl.training.chaos.ray_nodes import RayNodes
-from uirl.training.chaos.report import ChaosReport, Event, odd_rows, usable_below_floor
-from uirl.training.chaos.schedule import Kill, kills_of
-from uirl.training.chaos.servers import LEASE, LocalServer
 from uirl.training.record.progress import say
 
+T = TypeVar("T")
+
+GAPS = {"actor": 10.0, "server": 15.0, "engine": 25.0, "learner": 50.0, "node": 60.0}
+"""Role -> seconds between two kills of it, on average."""
+_EARLY, _LATE = 0.3, 0.9
+"""A kill comes in this part of its stretch, so that every role is hit and no two kills of it come at once."""
 LEDGER, REPORT = "ledger.json", "chaos.json"
 _LOOK = 0.1
 _RESTART = 1.0
@@ -32,6 +38,35 @@ _AFTERWARDS = 30.0
 """Seconds that processes may take to end after the run."""
 _STUCK = 3
 """Ends in a row that chaos did not cause, after which the run counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One process that will be killed, with SIGKILL."""
+
+    at: float
+    """Seconds after the run has begun."""
+    role: str
+    draw: float
+    """0 to 1: which of those of the role there are by then."""
+
+    def choose(self, candidates: list[T]) -> T | None:
+        """Return the one that it hits; None: there is none."""
+        return candidates[int(self.draw * len(candidates))] if candidates else None
+
+
+def kills_of(seconds: float, seed: int) -> list[Kill]:
+    """Return the kills of the first `seconds`, in their order: at least one of every role.
+
+    The kills of a role do not depend on which other roles a run has.
+    """
+    kills = []
+    for role, usual in GAPS.items():
+        draw, gap = random.Random(f"{seed}/{role}"), min(usual, seconds)
+        for i in range(int(seconds / gap)):
+            at = gap * (i + draw.uniform(_EARLY, _LATE))
+            kills.append(Kill(at, role, draw.random()))
+    return sorted(kills, key=lambda kill: (kill.at, kill.role))
 
 
 @dataclass(slots=True)
@@ -190,7 +225,7 @@ class Chaos:
         for name in nodes:
             if self._again[name] <= now and self.options.nodes is not None:
                 del self._again[name]
-                self.options.nodes.start_again(name, self.mark)
+                self.options.nodes.start_node(name, self.mark)
         for server in self.options.servers:
             if self._again.get(server.name, float("inf")) <= now:
                 del self._again[server.name]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import processes
 from tests.environments.remote.running import until
-from uirl.training.chaos import processes
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 PARENT = [sys.executable, "-S", "-c", f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"]

@@ -31,7 +31,7 @@ class RunProcess:
 def require_proc() -> None:
     """Raise ConfigError where processes cannot be found by what they inherited."""
     if not Path("/proc/self/environ").exists():
-        raise ConfigError(f"uirl chaos finds processes in /proc, which {sys.platform} does not have; use Linux")
+        raise ConfigError(f"make chaos finds processes in /proc, which {sys.platform} does not have; use Linux")
 
 
 def read_table(run: Path) -> list[RunProcess]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.report import ChaosReport, Event, balances, odd_rows, usable_below_floor
 from uirl.storage.trajectories import TrajectorySummary
-from uirl.training.chaos.report import ChaosReport, Event, balances, odd_rows, usable_below_floor
 
 LEDGER = {"ordered": 20, "trained": 14, "dropped": {"stale": 3}, "failed": {"actor": 2}, "in_flight": 1}
 

@@ -1,4 +1,4 @@
-"""`uirl chaos` on a small job: learner and servers are killed, the run goes on, and the account is right."""
+"""`make chaos` on a small job: learner and servers are killed, the run goes on, and the account is right."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from uirl.cli.main import _parser, main
+from tests.chaos import processes
+from tests.chaos.__main__ import main, parser
+from tests.chaos.driver import GAPS, Chaos, ChaosOptions, Kill, kills_of, train_arguments
+from tests.chaos.targets import LocalServer, RayNodes, changes_for, servers_of
 from uirl.config import ConfigStore, load_config
 from uirl.errors import ConfigError, ProcessLost
-from uirl.training.chaos import processes
-from uirl.training.chaos.driver import Chaos, ChaosOptions, train_arguments
-from uirl.training.chaos.ray_nodes import RayNodes
-from uirl.training.chaos.schedule import GAPS
-from uirl.training.chaos.servers import LocalServer, changes_for, servers_of
 
 SMALL = [
     "model.model_name=uirl/tiny-lm",
@@ -42,7 +43,7 @@ SMALL = [
 
 def chaos(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     changes = [*SMALL, f"logging.runs_dir={folder}", "logging.run_name=run"]
-    status = main(["chaos", *(word for change in changes for word in ("--set", change)), *words])
+    status = main([*(word for change in changes for word in ("--set", change)), *words])
     return status, json.loads((folder / "run" / "chaos.json").read_text())
 
 
@@ -63,7 +64,7 @@ def test_a_run_survives_its_servers_and_itself(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_job_that_cannot_begin_is_an_error_of_the_person(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chaos", "--set", "environment.no_such_key=1"]) == 2
+    assert main(["--set", "environment.no_such_key=1"]) == 2
     assert "no_such_key" in capsys.readouterr().err
 
 
@@ -104,15 +105,8 @@ def test_a_run_that_is_there_is_not_taken(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     settings = [f"logging.runs_dir={tmp_path}", "logging.run_name=mine"]
-    assert main(["chaos", *(word for one in settings for word in ("--set", one))]) == 2
+    assert main([*(word for one in settings for word in ("--set", one))]) == 2
     assert "mine holds a run already, and chaos kills what it runs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--seconds", "0"], ["--finish", "-1"], ["--after-updates", "-3"]])
-def test_times_are_above_zero(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["chaos", *words])
-    assert "expected " in capsys.readouterr().err
 
 
 def test_a_server_finds_modules_where_the_config_was_and_says_how_it_ended(
@@ -186,12 +180,30 @@ def test_nothing_is_killed_before_the_updates_that_were_asked_for(tmp_path: Path
 
 
 def test_the_commands_of_the_page_parse() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "chaos.md").read_text()
-    commands = re.findall(r"^uirl (chaos .*)$", page, re.MULTILINE)
+    page = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
+    commands = re.findall(r'^make chaos CHAOS="(.*)"$', page, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        options = _parser().parse_args(shlex.split(command))
-        assert load_config(Path(__file__).parents[3] / options.config, options.changes).check(training=True)
+        options = parser().parse_args(shlex.split(command))
+        assert load_config(Path(__file__).parents[2] / options.config, options.changes).check(training=True)
     for role, gap in GAPS.items():
         name = {"server": "environment server", "engine": "engine process", "node": "node of Ray"}.get(role, role)
         assert re.search(rf"^\| {name}[^|]* \| {gap:g} s \|", page, re.MULTILINE), role
+
+
+@given(st.floats(0.5, 1000.0), st.integers(0, 2**40))
+def test_every_role_is_hit_in_time(seconds: float, seed: int) -> None:
+    kills = kills_of(seconds, seed)
+    assert {kill.role for kill in kills} == GAPS.keys()
+    assert all(0 < kill.at < seconds for kill in kills)
+    assert kills == sorted(kills_of(seconds, seed), key=lambda kill: kill.at)
+
+
+def test_the_kills_of_two_minutes() -> None:
+    kills = kills_of(120.0, seed=7)
+    assert Counter(kill.role for kill in kills) == {"actor": 12, "server": 8, "engine": 4, "learner": 2, "node": 2}
+    # the second learner dies in the second stretch of 50 s: 50 * (1 + 0.3) to 50 * (1 + 0.9)
+    first, second = (kill.at for kill in kills if kill.role == "learner")
+    assert (15 <= first <= 45, 65 <= second <= 95) == (True, True)
+    assert [Kill(1.0, "actor", draw).choose(["a", "b", "c"]) for draw in (0.0, 0.34, 0.999)] == ["a", "b", "c"]
+    assert Kill(1.0, "actor", 0.5).choose([]) is None

@@ -1,7 +1,8 @@
-"""Servers of the run's environment on this machine, which chaos may kill and starts again at the same address."""
+"""What chaos serves beside the run, kills and starts again: environment servers, and the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,13 +12,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tests.chaos.processes import MARK, RunProcess
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ProcessLost
-from uirl.training.chaos.processes import MARK
+from uirl.inference.ray.cluster import import_ray
 
 LEASE = 15.0
 """Seconds after which a server ends a session whose player was killed."""
@@ -128,3 +131,68 @@ def _free_port() -> int:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         return int(door.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _marked(mark: str) -> Iterator[None]:
+    """What Ray starts meanwhile inherits the mark."""
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+
+
+class RayNodes:
+    """`count` nodes beside a head that has no place for actors; any one of them has places for all."""
+
+    def __init__(self, config: ConfigStore, count: int) -> None:
+        """Raise ConfigError where the run does not start a cluster of its own."""
+        if not config.ray.use_ray or config.ray.address is not None:
+            raise ConfigError(
+                f"--ray-nodes: got ray.use_ray={config.ray.use_ray}, ray.address={config.ray.address}; expected "
+                "use_ray=true and no address: chaos starts the cluster itself"
+            )
+        import_ray()
+        actors = config.ray.num_actors
+        self._resources = {
+            "num_cpus": max(1, round(actors * config.ray.actor_cpus + 0.5)),
+            "resources": {name: amount * actors for name, amount in config.ray.actor_resources.items()},
+        }
+        self._count = count
+        self._cluster: Any = None
+        self._nodes: dict[str, Any] = {}
+
+    def start(self, mark: str) -> str:
+        """Start the head and the nodes; return the cluster's address."""
+        from ray.cluster_utils import Cluster
+
+        with _marked(mark):
+            self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        for number in range(self._count):
+            self.start_node(f"node-{number}", mark)
+        return str(self._cluster.address)
+
+    def start_node(self, name: str, mark: str) -> None:
+        """Start a node, in the place of one of the same name that was killed."""
+        dead = self._nodes.pop(name, None)
+        with _marked(mark):
+            if dead is not None:
+                self._cluster.remove_node(dead, allow_graceful=False)
+            self._nodes[name] = self._cluster.add_node(wait=False, **self._resources)
+
+    def processes(self) -> list[RunProcess]:
+        """Return the process of every node without which it is none: Ray's raylet."""
+        found = []
+        for name, node in sorted(self._nodes.items()):
+            for one in node.all_processes.get("raylet", []):
+                if one.process.poll() is None:
+                    found.append(RunProcess(name, "node", one.process.pid))
+        return found
+
+    def stop(self) -> None:
+        """End the cluster."""
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.shutdown()
+            self._nodes = {}
