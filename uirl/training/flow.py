@@ -17,7 +17,6 @@ from uirl.training.groups_with_signal import NO_SIGNAL, is_kept, live_groups
 from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import Activity, say
 from uirl.training.record.run_state import RunState
-from uirl.training.spares import SpareGroups, Work
 from uirl.training.staleness import StalenessBound, StalenessLimits
 from uirl.training.tasks.sources import TaskSource
 from uirl.types import Trajectory
@@ -81,10 +80,9 @@ class Flow:
     ) -> None:
         self.channel, self._state = channel, state
         self._tasks, self._config, self._spec = tasks, config, spec
-        self._bound, self._spares = _bound_of(config), _spares_of(config)
+        self._bound = _bound_of(config)
         if state.pace:
             self._bound.load_state_dict(state.pace["staleness"])
-            self._spares.load_state_dict(state.pace["spares"])
         self._batch = config.training.batch_size // config.training.episodes_per_group
         self._accepted = state.step * self._batch  # so that no burst follows a resume
         self._order: dict[str, int] = {}
@@ -164,26 +162,16 @@ class Flow:
             what = "an update was" if self._skipped == 1 else f"{self._skipped} updates in a row were"
             say(f"{what} skipped. {NO_SIGNAL}")
 
-    def adapt(self, update: Mapping[str, float | None], update_seconds: float) -> None:
-        """Choose how far ahead to order from now on, by the metrics of an update and the time that it took; say what
-        changed and why."""
-        times, config = self.channel.take_times(), self._config
-        self._spares.note(times.ended, times.given_up)
-        work = Work(
-            groups=self._batch,
-            members=config.training.episodes_per_group,
-            slots=self.channel.at_once,
-            staleness=self.staleness,
-            update_seconds=update_seconds,
-        )
-        changes = [self._bound.observe(update), self._spares.observe(work)]
-        self._state.pace = {"staleness": self._bound.state_dict(), "spares": self._spares.state_dict()}
-        for words in filter(None, changes):
-            say(words)
+    def adapt(self, update: Mapping[str, float | None]) -> None:
+        """Choose how far ahead to order from now on, by the metrics of an update; say what changed and why."""
+        change = self._bound.observe(update)
+        self._state.pace = {"staleness": self._bound.state_dict()}
+        if change:
+            say(change)
 
     def row(self) -> dict[str, float]:
         """Return what the metrics of an update say."""
-        return self.ledger.row() | {"actors/staleness": self.staleness, "actors/spare_groups": self._spares.count}
+        return self.ledger.row() | {"actors/staleness": self.staleness}
 
     async def give_up(self, reason: str) -> None:
         """Drop what is under way."""
@@ -214,7 +202,7 @@ class Flow:
     def _top_up(self, updates: int) -> None:
         """Order as many groups as the capacity allows."""
         config, running = self._config, len(self.channel.outstanding)
-        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + self._spares.count
+        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + config.actors.spare_groups
         if room <= 0:
             return
         members = config.training.episodes_per_group + config.actors.spare_members
@@ -247,8 +235,3 @@ def _bound_of(config: ConfigStore) -> StalenessBound:
     if actors.staleness == "auto":
         return StalenessBound(limits=StalenessLimits(actors.max_gap, actors.min_ess))
     return StalenessBound(actors.staleness)
-
-
-def _spares_of(config: ConfigStore) -> SpareGroups:
-    spares = config.actors.spare_groups
-    return SpareGroups(adapts=True) if spares == "auto" else SpareGroups(spares)

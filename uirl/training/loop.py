@@ -228,7 +228,7 @@ class RLTrainer:
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
-        flow.adapt(update, updated - collected)
+        flow.adapt(update)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)
