@@ -17,7 +17,7 @@ from uirl.storage import TrajectoryStore
 
 pytestmark = pytest.mark.actors
 
-MORE = ["evolve.corrections=true", "evolve.restarts=0.5", "checkpoint.save_seconds=1e-9", "training.threads=1"]
+MORE = ["evolve.restarts=0.5", "checkpoint.save_seconds=1e-9", "training.threads=1"]
 KILLS = [
     # in the warm start
     ("uirl.learner.Learner.supervised", 1, "after"),  # before there is a checkpoint

@@ -16,12 +16,10 @@ from uirl.errors import ConfigError
 from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.pipelines.beginnings import find_beginnings
 from uirl.pipelines.collection import collect, report_to, specs_of_round
-from uirl.pipelines.corrections import candidates, view_of
 from uirl.pipelines.data_card import as_markdown, data_card
 from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
 from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
-from uirl.pipelines.selection import Limits, Selection, from_plain, select, to_plain
-from uirl.pipelines.variations import Failed, ModelProposer, Propose, Validate, validate_variations
+from uirl.pipelines.selection import Limits, Selection, candidate_of, from_plain, select, to_plain
 from uirl.rollout.episode import derive_seed
 from uirl.rollout.players import Order
 from uirl.runtime.event_loop import EventLoopThread
@@ -42,12 +40,12 @@ from uirl.training.saving import SaveClock
 from uirl.training.summary import warn_of_excluded
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.warm_start import WarmStart
-from uirl.types import Task, Trajectory
+from uirl.types import Trajectory
 from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 from uirl.verification.setup import judge_of
 
 SUMMARY = "summary.json"
-KINDS = ("solved", "beginnings", "corrections")
+KINDS = ("solved", "beginnings")
 """What of a round is learned from, in its facts."""
 
 
@@ -58,26 +56,17 @@ class Evolution:
     the first that is not, and plays only the episodes that are missing. Rounds are functions of config and seed.
     """
 
-    def __init__(
-        self,
-        config: ConfigStore,
-        environment: BaseEnvironment | None = None,
-        *,
-        propose: Propose | None = None,
-        validate: Validate | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigStore, environment: BaseEnvironment | None = None) -> None:
         """Set up; nothing is written yet.
 
         Args:
             config: Section `evolve`, and what says who plays what and how it is judged.
             environment: None: the one the config names.
-            propose: Makes `evolve.variations` new tasks a round from failed ones; None: the judge's model does.
-            validate: Says why a proposed task is not taken, after the checks that all have to pass.
         """
         self.config = config.model_copy(deep=True)
         if environment is not None:
             self.config.environment.note_object(environment)
-        settings, training = self.config.evolve, self.config.training
+        training = self.config.training
         # fine-tuning has no critic, and one optimiser for warm start and rounds alike
         training.adv_estimator = "rejection_sampling"
         self._settled = settle(self.config.check(), phases=("warm_start", "evolve"))
@@ -87,13 +76,11 @@ class Evolution:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
-        judged = settings.prefixes == "judge"
-        if judged or settings.variations:
+        judged = self.config.evolve.prefixes == "judge"
+        if judged:
             self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
-        self._judge = judge_of(self.config) if judged or settings.variations else None
-        self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
-        self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
-        self._validate = validate
+        self._judge = judge_of(self.config) if judged else None
+        self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge)
         self._loop = EventLoopThread("uirl-evolve")
         self._directory: RunDirectory | None = None
         self._closed = False
@@ -189,7 +176,7 @@ class Evolution:
         self._load(folder.number - 1)
         groups = settings.episodes // settings.group_size
         starts = self._starts(folder.number - 1, round(groups * settings.restarts))
-        source = source_of(self.config, self._tasks(folder.number))
+        source = source_of(self.config, self._parts.tasks.train)
         before = self._folder(folder.number - 1).facts().get("collect")
         if before is not None:
             source.load_state_dict(before["tasks"])
@@ -225,20 +212,15 @@ class Evolution:
         """Choose what is learned from, export it, and write its card."""
         settings = self.config.evolve
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            found = candidates(store, self._analyzer.matcher, corrections=settings.corrections)
+            found = (candidate_of(store.get(one.id)) for one in store.list(split="train"))
             limits = Limits(settings.per_instance, settings.task_share, settings.prefix_share)
             chosen = select(found, limits, derive_seed(self.config.training.seed, "select", folder.number))
             folder.write(folder.selection, [to_plain(one) for one in chosen.kept])
             self._export(folder, store, chosen)
             self._write_card(folder, store, chosen)
-            await self._vary(folder, store)
         kept = [one.kind for one in chosen.kept]
-        return {
-            "solved": kept.count("solved"),
-            "beginnings": kept.count("beginning"),
-            "corrections": kept.count("correction"),
-            "left_out": dict(chosen.left_out),
-        }
+        counts = {"solved": kept.count("solved"), "beginnings": kept.count("beginning")}
+        return {**counts, "left_out": dict(chosen.left_out)}
 
     async def _fine_tune(self, folder: RoundFolder) -> dict[str, Any]:
         """Learn from the data of this round and of those before it."""
@@ -302,7 +284,7 @@ class Evolution:
             lambda summary: summary.id in kept,
             system_prompt=told or None,
             tools=environment.tool_schemas(),
-            view=lambda trajectory: view_of(store, kept[trajectory.id], trajectory),
+            view=lambda trajectory: trajectory.prefix(kept[trajectory.id].turns),
             order=lambda summary: summary.id,  # which one ended first differs after a kill
         )
         if self.config.evolve.parquet:
@@ -319,40 +301,14 @@ class Evolution:
         folder.write(folder.card, card)
         write_atomically(folder.path / "README.md", as_markdown(card))
 
-    async def _vary(self, folder: RoundFolder, store: TrajectoryStore) -> None:
-        """Have new tasks proposed from the failed ones, for the rounds after this one."""
-        wanted = self.config.evolve.variations
-        if not wanted or self._propose is None or folder.tasks.is_file():
-            return
-        failed: dict[str, Failed] = {}
-        for one in store.list(split="train", success=False):
-            record = store.get(one.id)
-            failed[one.task_id] = Failed(record.task, "" if record.verdict is None else record.verdict.reason)
-        proposed = await self._propose(list(failed.values()), wanted) if failed else []
-        known = [*self._tasks(folder.number), *self._parts.tasks.evaluation]
-        found = await validate_variations(
-            proposed, known, self._parts.environment, self._validate, prefix=f"round-{folder.number}/"
-        )
-        folder.write(folder.tasks, found.to_plain())
-        say(f"{len(found.accepted)} of {len(proposed)} proposed tasks are taken, see {folder.tasks}")
-
-    def _tasks(self, number: int) -> list[Task]:
-        """Return the tasks of a round: those of the config, and those proposed in the rounds before it."""
-        tasks = list(self._parts.tasks.train)
-        for earlier in range(1, number):
-            folder = self._folder(earlier)
-            said = folder.read(folder.tasks)
-            tasks += [Task(**{**task, "tags": tuple(task["tags"])}) for task in (said or {"accepted": []})["accepted"]]
-        return tasks
-
     def _starts(self, number: int, count: int) -> list[Trajectory]:
-        """Return at most `count` certified beginnings that a round has kept; of a correction, what comes before it."""
+        """Return at most `count` certified beginnings that a round has kept."""
         if number < 1 or count == 0:
             return []
         folder = self._folder(number)
         kept = [one for one in map(from_plain, folder.read(folder.selection)) if one.kind != "solved"]
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            return [store.get(one.id).prefix(one.turns - (one.kind == "correction")) for one in kept[:count]]
+            return [store.get(one.id).prefix(one.turns) for one in kept[:count]]
 
     @contextmanager
     def _sources(self, rounds: range) -> Iterator[list[Source]]:
@@ -427,6 +383,4 @@ def _line(folder: RoundFolder, rounds: int) -> str:
     told += f"  solved {solved} of {episodes}"
     if behind["episodes"]:
         told += f" from the start, {behind['solved']} of {behind['episodes']} behind a beginning"
-    return f"{told}, kept {kept['solved']} and {kept['beginnings']} beginnings" + (
-        f", {kept['corrections']} corrections" * (kept.get("corrections", 0) > 0)
-    )
+    return f"{told}, kept {kept['solved']} and {kept['beginnings']} beginnings"

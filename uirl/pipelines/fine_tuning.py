@@ -11,7 +11,6 @@ from pathlib import Path
 from uirl.images import ImageStore, Screenshot
 from uirl.learner import Learner, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.metrics import Metrics
-from uirl.pipelines.corrections import view_of
 from uirl.pipelines.selection import Example
 from uirl.rollout.episode import derive_seed
 from uirl.rollout.samples import samples_of
@@ -31,7 +30,7 @@ class Source:
     def samples(self) -> Iterator[Sample]:
         """Yield the sequences of every example: its mask ends where the example ends."""
         for example in self.examples:
-            yield from samples_of(view_of(self.store, example, self.store.get(example.id)))
+            yield from samples_of(self.store.get(example.id).prefix(example.turns))
 
 
 @dataclass(frozen=True, slots=True)

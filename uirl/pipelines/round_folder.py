@@ -26,8 +26,6 @@ class RoundFolder:
         self.selection = self.path / "selection.json"
         self.examples = self.path / "sft.jsonl"
         self.parquet = self.path / "sft.parquet"
-        self.tasks = self.path / "tasks.json"
-        """New tasks for the rounds after it."""
         self.card = self.path / "data_card.json"
         self.checkpoints = self.path / "checkpoints"
         """Of the fine-tuning under way."""

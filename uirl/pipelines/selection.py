@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from uirl.rollout.episode import derive_seed
@@ -22,17 +22,12 @@ class Example:
     """Of the episode."""
     turns: int
     """How many of its turns, from the first on."""
-    kind: Literal["solved", "beginning", "correction"]
-    """'correction': the last of the turns is that of another episode, which solved the task."""
+    kind: Literal["solved", "beginning"]
     task: str
     instance: str
     """What episodes of one instance share."""
     beginnings: tuple[str, ...] = ()
     """After each turn the digest of all that was shown and said until then."""
-    other: str = ""
-    """Of a correction: id of the solved episode."""
-    other_turn: int = 0
-    """Of a correction: index of the turn of the solved episode that comes last."""
 
     @property
     def digest(self) -> str:
@@ -77,18 +72,6 @@ def candidate_of(trajectory: Trajectory) -> Example | str:
         trajectory.task.id,
         f"{trajectory.task.id}/{trajectory.seed if trajectory.seed is not None else trajectory.group_id}",
         tuple(digests(trajectory.prefix(turns))),
-    )
-
-
-def correction_of(beginning: Example, corrected: Trajectory, other: str, other_turn: int) -> Example:
-    """Return a beginning with a turn of the solved episode `other` behind it; `corrected` has both."""
-    return replace(
-        beginning,
-        turns=len(corrected),
-        kind="correction",
-        beginnings=tuple(digests(corrected)),
-        other=other,
-        other_turn=other_turn,
     )
 
 
@@ -159,8 +142,7 @@ def _with_few_beginnings(examples: Sequence[Example], share: float, chosen: Sele
 
 def to_plain(example: Example) -> dict[str, Any]:
     """Return the line of an example in `selection.json`."""
-    line = {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
-    return line | ({"other": example.other, "other_turn": example.other_turn} if example.other else {})
+    return {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
 
 
 def from_plain(line: Mapping[str, Any]) -> Example:
