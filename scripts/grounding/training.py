@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -18,12 +21,155 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 from transformers.vision_utils import get_vision_position_ids
 
-from uirl.inference.grounding.lessons import LETTERS, SIGHTS, cell_of, lesson, letters_of, sights
-from uirl.inference.grounding.optimiser import MuonAndAdam
-from uirl.inference.grounding.packing import Packed, Packer, last_hidden
-from uirl.inference.grounding.questions import Question
-from uirl.inference.grounding.screens import Screen
 from uirl.inference.models.loading import LoadedModel, project
+from uirl.inference.models.vision import GridPatches
+
+from .lessons import HELD_OUT, LETTERS, SIGHTS, Question, cell_of, lesson, letters_of, sights
+from .screens import Screen
+
+_ROUND = 32
+"""Rows are padded to a multiple of it: kernels are kept for each shape, and thousands of shapes fill the memory."""
+Block = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a question with the prompt for the reply, and of the reply."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """A batch of pictures of one size with their questions."""
+
+    input_ids: Tensor
+    """[B, T], right-padded."""
+    position_ids: Tensor
+    """[3, B, T]. Every question begins where the picture ends."""
+    attention_mask: Tensor
+    """[B, 1, T, T], True where a row sees a column."""
+    learned: Tensor
+    """[B, T], True at the tokens of replies."""
+    about: Tensor
+    """[B, T], number of the question that a token belongs to, counted over all rows; 0 outside of questions."""
+    ends: list[tuple[int, int]]
+    """Row and place of the last token of each block, in order."""
+    cells: tuple[int, int]
+    """First and last place, outside, of the tokens of a picture in its row."""
+    vision: dict[str, Tensor]
+    """Pictures as the model's forward takes them."""
+
+
+class Packer:
+    """Makes batches for one model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        assert loaded.vision is not None
+        patches = GridPatches.of(loaded.vision.processor)
+        assert patches is not None
+        self._patches, self._tokenizer, self._merge = patches, loaded.tokenizer, loaded.vision.merge
+        token = loaded.tokenizer.convert_tokens_to_ids
+        self._image, self._pad = loaded.vision.image_token_id, token("<|endoftext|>")
+        self._user, self._before, self._after = (
+            token(name) for name in ("<|user|>", "<|vision_start|>", "<|vision_end|>")
+        )
+
+    def block(self, question: str, reply: str = "") -> Block:
+        """Return the ids of a question and of its reply; an empty reply: it is still to come."""
+        asked = self._tokenizer.encode(question + "<|assistant|>")
+        return asked, self._tokenizer.encode(reply + "<|im_end|>") if reply else []
+
+    def vision(self, pictures: Sequence[Image]) -> dict[str, Tensor]:
+        """Return pictures as the model's forward takes them."""
+        return self._vision([self._patches(np.asarray(picture)) for picture in pictures])
+
+    def __call__(self, pictures: Sequence[Image], blocks: Sequence[Sequence[Block]]) -> Packed:
+        """Return a batch; `pictures` have one size, `blocks` are the questions about each."""
+        encoded = [self._patches(np.asarray(picture)) for picture in pictures]
+        _, high, wide = encoded[0][1]
+        rows, columns = high // self._merge, wide // self._merge
+        head = [self._user, self._before, *[self._image] * (rows * columns), self._after]
+        longest = len(head) + max(sum(len(q) + len(r) for q, r in row) for row in blocks)
+        longest = -(-longest // _ROUND) * _ROUND
+        batch = len(pictures)
+        ids = torch.full((batch, longest), self._pad)
+        places = torch.zeros(3, batch, longest, dtype=torch.long)
+        seen = torch.zeros(batch, longest, longest, dtype=torch.bool)
+        learned = torch.zeros(batch, longest, dtype=torch.bool)
+        n = len(head)
+        about = torch.zeros(batch, longest, dtype=torch.long)
+        ends: list[tuple[int, int]] = []
+        causal = torch.ones(longest, longest, dtype=torch.bool).tril()
+        ids[:, :n] = torch.tensor(head)
+        places[:, :, :n] = self._head_positions(rows, columns)[:, None]
+        following = 3 + max(rows, columns)
+        for i, row in enumerate(blocks):
+            at = n
+            for asked, reply in row:
+                stop = at + len(asked) + len(reply)
+                ids[i, at:stop] = torch.tensor([*asked, *reply])
+                places[:, i, at:stop] = following + torch.arange(stop - at)
+                seen[i, at:stop, at:stop] = causal[: stop - at, : stop - at]
+                learned[i, at + len(asked) : stop] = True
+                about[i, at:stop] = len(ends)
+                ends.append((i, stop - 1))
+                at = stop
+        seen[:, :, :n] |= causal[:, :n]
+        return Packed(ids, places, seen[:, None], learned, about, ends, (2, n - 1), self._vision(encoded))
+
+    def _head_positions(self, rows: int, columns: int) -> Tensor:
+        """Return [3, n]: user, vision start, the picture's block, vision end, as `VisionInputs.positions` counts."""
+        row = torch.arange(rows).repeat_interleave(columns)
+        column = torch.arange(columns).repeat(rows)
+        picture = torch.stack([torch.full_like(row, 2), row + 2, column + 2])
+        start = torch.tensor([0, 1]).expand(3, 2)
+        return torch.cat([start, picture, torch.full((3, 1), 2 + max(rows, columns))], dim=1)
+
+    @staticmethod
+    def _vision(encoded: Sequence[tuple[Tensor, Any]]) -> dict[str, Tensor]:
+        return {
+            "pixel_values": torch.cat([pixels for pixels, _ in encoded]),
+            "image_grid_thw": torch.tensor([grid for _, grid in encoded]),
+        }
+
+
+def last_hidden(loaded: LoadedModel, packed: Packed) -> Tensor:
+    """Return hidden states [B, T, H] of a batch."""
+    output = loaded.model.model(  # type: ignore[operator]
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        attention_mask=packed.attention_mask,
+        use_cache=False,
+        **packed.vision,
+    )
+    hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
+class MuonAndAdam:
+    """Two optimisers with one learning rate.
+
+    Muon (Jordan et al. 2024; scaled as in Liu et al. 2025, 2502.16982, equation 4) moves a matrix by the same amount in
+    all directions. Embeddings, norms, biases and what is outside the layers keep AdamW, without decay.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], weight_decay: float) -> None:
+        """`weight_decay`: of the matrices of the layers."""
+        named = [pair for module in modules for pair in module.named_parameters()]
+        matrices = [p for name, p in named if p.dim() == 2 and _in_a_layer(name)]
+        others = [p for name, p in named if not (p.dim() == 2 and _in_a_layer(name))]
+        self._both: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.98)),
+        ]
+
+    def step(self, learning_rate: float) -> None:
+        """Move every parameter that has a gradient, and forget the gradients."""
+        for optimiser in self._both:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+
+def _in_a_layer(name: str) -> bool:
+    return any(part in name for part in ("layers.", "blocks.", "merger"))
+
 
 FIGURES = ("loss", "right", "sights", "letters", "pointer")
 _LETTERS_WEIGHT = 3.0
@@ -266,3 +412,44 @@ def _exact(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: 
 _EXACT = "grounding_float32"
 AttentionInterface.register(_EXACT, _exact)
 AttentionMaskInterface.register(_EXACT, sdpa_mask)
+
+
+@torch.no_grad()
+def answers(
+    loaded: LoadedModel, screens: Sequence[Screen], asked: Sequence[Sequence[Question]], *, tokens: int = 24
+) -> list[str]:
+    """Return the greedy replies to all questions, in order; the screens have one size. Every question is answered as if
+    it were the only one."""
+    packer, pictures = Packer(loaded), [s.picture for s in screens]
+    starts = [[packer.block(q.text)[0] for q in row] for row in asked]
+    said: list[list[list[int]]] = [[[] for _ in row] for row in asked]
+    unfinished = [(i, j) for i, row in enumerate(asked) for j in range(len(row))]
+    for _ in range(tokens):
+        blocks: list[list[Block]] = [[] for _ in screens]
+        for i, j in unfinished:
+            blocks[i].append((starts[i][j], said[i][j]))
+        packed = packer(pictures, blocks)
+        rows, places = (list(part) for part in zip(*packed.ends, strict=True))
+        best = project(loaded, last_hidden(loaded, packed)[rows, places]).argmax(-1).tolist()
+        chosen = list(zip(unfinished, best, strict=True))
+        for (i, j), token in chosen:
+            said[i][j].append(token)
+        unfinished = [place for place, token in chosen if token not in loaded.end_ids]
+        if not unfinished:
+            break
+    return [loaded.tokenizer.decode(ids, skip_special_tokens=True) for row in said for ids in row]
+
+
+def accuracy(
+    loaded: LoadedModel, seed: int, *, batches: int, size: int = 20, at_most: int = 8
+) -> dict[str, tuple[int, int]]:
+    """Return, by kind of what was asked for, how many questions about held-out screens were answered rightly, of how
+    many. `batches` of `size` screens, with up to `at_most` questions each."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for number in range(batches):
+        screens, asked = lesson(seed + HELD_OUT, number, size, at_most)
+        replies = answers(loaded, screens, asked)
+        for question, reply in zip([q for row in asked for q in row], replies, strict=True):
+            counts[question.kind][0] += question.right(reply)
+            counts[question.kind][1] += 1
+    return {kind: (right, of) for kind, (right, of) in sorted(counts.items())}
