@@ -16,9 +16,8 @@ from uirl.cli.main import main
 from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import ConfigError, StorageError
 from uirl.pipelines import Evolution
-from uirl.pipelines.beginnings import find_beginnings
-from uirl.pipelines.fine_tuning import fine_tune
-from uirl.pipelines.round_folder import STEPS, hash_of
+from uirl.pipelines.evolve import find_beginnings, fine_tune
+from uirl.pipelines.selection import STEPS, hash_of
 from uirl.storage import TrajectoryStore
 from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from uirl.runtime.padding import runs_of_like_length
+from uirl.inference.models.shared_prompts import runs_of_like_length
 from uirl.types import Sample
 
 WORTH_IT = 0.8

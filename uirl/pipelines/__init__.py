@@ -1,8 +1,6 @@
 """Data that makes itself: rounds of playing, judging, keeping what was right, and learning from it.
 
-`evolve.py` the rounds; `round_folder.py` what of a round is finished; `collection.py` its episodes; `beginnings.py` how
-far the failed ones were right; `selection.py` what is kept;
-`fine_tuning.py`; `data_card.py` what the data is.
+`evolve.py` the rounds and their steps; `selection.py` what of a round is kept and finished, and the card of its data.
 """
 
 from uirl.pipelines.evolve import Evolution

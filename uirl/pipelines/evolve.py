@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +17,31 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
-from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
-from uirl.pipelines.beginnings import find_beginnings
-from uirl.pipelines.collection import collect, report_to, specs_of_round
-from uirl.pipelines.data_card import as_markdown, data_card
-from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
-from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
-from uirl.pipelines.selection import Limits, Selection, candidate_of, from_plain, select, to_plain
-from uirl.rollout.episode import derive_seed
+from uirl.images import ImageStore, Screenshot
+from uirl.learner import Learner, latest_checkpoint, load_checkpoint, save_checkpoint
+from uirl.metrics import Metrics
+from uirl.pipelines.selection import (
+    STEPS,
+    Example,
+    Limits,
+    RoundFolder,
+    Selection,
+    as_markdown,
+    candidate_of,
+    data_card,
+    from_plain,
+    hash_of_weights,
+    select,
+    to_plain,
+)
+from uirl.rollout.certifier import Certifier
+from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.players import Order
+from uirl.rollout.samples import samples_of
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
-from uirl.storage import RunDirectory, TrajectoryStore, export_sft, origin_of
+from uirl.storage import RunDirectory, TrajectoryStore, TrajectorySummary, export_sft, origin_of
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import open_channel
@@ -34,15 +50,211 @@ from uirl.training.evaluation.measure import trained_by
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan.settle import settle
 from uirl.training.record.instances import fingerprints_of, packed
-from uirl.training.record.progress import doing, say, tell_progress
+from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.resume import open_run, run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.summary import warn_of_excluded
 from uirl.training.tasks.curriculum import source_of
+from uirl.training.tasks.sources import TaskSource
 from uirl.training.warm_start import WarmStart
-from uirl.types import Trajectory
-from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
+from uirl.types import Sample, Trajectory, Turn
+from uirl.verification.evidence import Evidence
+from uirl.verification.fork import ForkFinder
+from uirl.verification.prefixes import BEGINNING, FineGrainedTrajectoryAnalyzer
 from uirl.verification.setup import judge_of
+
+AT_ONCE = 4
+"""Groups that are looked at at the same time; each holds an instance of the environment, and in memory its solved
+episodes and a failed one."""
+
+
+async def find_beginnings(
+    store: TrajectoryStore,
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    environment: BaseEnvironment,
+    *,
+    certify: bool,
+    timeouts: tuple[float, float],
+) -> Counter[str]:
+    """Write into the verdict of every failed episode of the store how far it was right; return how many were found by
+    whom, and what became of them. Episodes that have it are left alone, so that it can be killed and goes on."""
+    groups: dict[tuple[str, str], list[TrajectorySummary]] = defaultdict(list)
+    for one in store.list(split="train"):
+        if one.failure is None and one.success is not None and one.turns > 0:
+            groups[one.task_id, one.group_id].append(one)
+    counts: Counter[str] = Counter()
+    waiting = list(groups.values())
+    pictures = ForkFinder(analyzer.matcher)
+
+    async def work() -> None:
+        certifier = Certifier(environment, pictures, *timeouts)
+        try:
+            while waiting:
+                await _of_group(store, waiting.pop(), analyzer, certifier if certify else None, counts)
+        finally:
+            await certifier.close()
+
+    limit = environment.max_parallel or AT_ONCE
+    await asyncio.gather(*(work() for _ in range(min(AT_ONCE, limit, max(1, len(waiting))))))
+    return counts
+
+
+async def _of_group(
+    store: TrajectoryStore,
+    group: Sequence[TrajectorySummary],
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    certifier: Certifier | None,
+    counts: Counter[str],
+) -> None:
+    successes = [store.get(one.id) for one in group if one.success]
+    for one in group:
+        if one.success:
+            continue
+        failed = store.get(one.id)
+        if failed.verdict is not None and BEGINNING in failed.verdict.reason:
+            counts["known before"] += 1
+            continue
+        found = await analyzer.analyze(Evidence(failed), successes)
+        counts[f"found by {found.by}"] += 1
+        certified = True
+        if certifier is not None and found.right > 0:
+            found, certified = await certifier.certify(failed, found, successes)
+            counts["certified" if certified else "not certified"] += 1
+        verdict = found.verdict_on(failed)
+        store.set_verdict(failed.id, verdict if certified else replace(verdict, correct_prefix=None))
+
+
+SPLIT = "train"
+AHEAD = 4
+"""So many times as many episodes as run at a time are in memory with their pictures."""
+
+
+def specs_of_round(source: TaskSource, groups: int, size: int, starts: Sequence[Trajectory] = ()) -> list[EpisodeSpec]:
+    """Return the next episodes of `source`: the first groups begin behind `starts`, one each, in the instance of
+    theirs; all others where the environment begins."""
+    specs = []
+    for index, group in enumerate(source.groups(groups, size)):
+        if index < len(starts):
+            start = starts[index]
+            turns = tuple(_by_hash(turn) for turn in start.turns)
+            group = [replace(spec, task=start.task, environment_seed=start.seed, start=turns) for spec in group]
+        specs += group
+    return specs
+
+
+async def collect(
+    parts: Assembly, channel: Channel, specs: Sequence[EpisodeSpec], store: TrajectoryStore, step: int
+) -> int:
+    """Play the episodes that the store does not have yet; return how many were played now."""
+    stored = {one.id: one.failure for one in store.list()}
+    retries = channel.rules.retries
+
+    def is_over(spec: EpisodeSpec) -> bool:
+        attempts = [spec.trajectory_id] + [f"{spec.trajectory_id}-r{n}" for n in range(1, retries + 1)]
+        return any(stored.get(id, "missing") is None for id in attempts) or attempts[-1] in stored
+
+    missing = [spec for spec in specs if not is_over(spec)]
+    player = channel.player(Order(SPLIT))
+
+    def keep(trajectory: Trajectory) -> None:
+        if trajectory.id not in stored:  # an attempt that failed before the kill failed again
+            store.add(trajectory, step=step, split=SPLIT, images=parts.images)
+            stored[trajectory.id] = None
+
+    player.on_finished = keep
+    at_once = max(1, AHEAD * channel.at_once)
+    with playing(f"episodes of round {step}", player, len(missing)):
+        for start in range(0, len(missing), at_once):
+            with parts.images.holding():
+                await player.collect(missing[start : start + at_once])
+            parts.images.forget_before(time.time())  # what was played is on disk
+    return len(missing)
+
+
+def report_to(source: TaskSource, store: TrajectoryStore, step: int, behind: Container[str] = ()) -> None:
+    """Tell the source how the episodes of a round went; of a long one only what counts is in memory. Those of the
+    groups `behind` are left out: begun behind a beginning, they say nothing of how hard a task is."""
+    played = []
+    for summary in store.list(split=SPLIT):
+        if summary.group_id in behind:
+            continue
+        record = store.get(summary.id)
+        played.append(replace(record, turns=[_by_hash(turn) for turn in record.turns], final=None))
+    source.report(played, step)
+
+
+def _by_hash(turn: Turn) -> Turn:
+    """Return the turn without what was seen: an actor that plays it again needs its reply, a source its reward."""
+    return replace(turn, observation=replace(turn.observation, images=(), info={}), info={})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The examples of a round, in its store."""
+
+    store: TrajectoryStore
+    examples: Sequence[Example]
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the sequences of every example: its mask ends where the example ends."""
+        for example in self.examples:
+            yield from samples_of(self.store.get(example.id).prefix(example.turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How it is learned."""
+
+    epochs: int
+    batch_size: int
+    seed: int
+
+    def batches(self, count: int) -> list[list[int]]:
+        """Return the indexes of each step: every pass in an order of its own."""
+        found = []
+        for epoch in range(self.epochs):
+            order = list(range(count))
+            random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(order)
+            found += [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
+        return found
+
+
+def fine_tune(
+    learner: Learner, images: ImageStore, sources: Sequence[Source], plan: Plan, folder: Path, clock: SaveClock
+) -> dict[str, float]:
+    """Take all steps of the plan, or those that are left after the newest checkpoint in `folder`; return the mean loss
+    of those taken now and how many steps, sequences and learned tokens there are. A checkpoint is written where
+    `clock` says so."""
+    data = [(source, sample) for source in sources for sample in source.samples()]
+    batches, done = plan.batches(len(data)), 0
+    newest = latest_checkpoint(folder)
+    if newest is not None:
+        done = int(load_checkpoint(newest, learner)["step"])
+    metrics = Metrics()
+    with doing(f"fine-tuning on {len(data)} sequences"):
+        for step, batch in enumerate(batches[done:], done + 1):
+            started = time.monotonic()
+            with images.holding():
+                for source, sample in (data[i] for i in batch):
+                    _bring(images, source.store, sample)
+                metrics.add_all(learner.supervised([data[i][1] for i in batch]))
+            images.forget_before(time.time())
+            if clock.due():
+                save_checkpoint(folder / f"step_{step:06d}", learner, {"step": step}, keep_last_n=1)
+                clock.saved(started)
+    loss = metrics.reduce().get("loss")
+    tokens = sum(sum(sample.response_mask) for _, sample in data)
+    found: dict[str, float] = {"steps": len(batches), "sequences": len(data), "learned_tokens": tokens}
+    return found if loss is None else found | {"loss": loss}
+
+
+def _bring(images: ImageStore, store: TrajectoryStore, sample: Sample) -> None:
+    for name in sample.images:
+        try:
+            images.get(name)
+        except KeyError:
+            images.put(Screenshot(store.image(name), name))
+
 
 SUMMARY = "summary.json"
 KINDS = ("solved", "beginnings")
