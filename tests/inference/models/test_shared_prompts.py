@@ -14,7 +14,7 @@ from tests.inference.windowed import windowed_model
 from uirl.config import ModelConfig
 from uirl.errors import ContractError
 from uirl.inference import LoadedModel, load_model
-from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models import shared_prompts
 from uirl.inference.models import shared_prompts as padding_rule
 from uirl.inference.models.attention import context_limit
