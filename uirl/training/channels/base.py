@@ -74,8 +74,6 @@ class Group:
     """Id of an episode that was ordered and is not needed -> why: 'surplus' or 'straggler'."""
     spares: list[Trajectory] = field(default_factory=list)
     """Of these, those that ended all the same."""
-    ordered_at: float = 0.0
-    """In seconds since 1970."""
 
     @property
     def usable(self) -> list[Trajectory]:
@@ -256,7 +254,7 @@ class Channel(ABC):
                 continue
             usable += trajectory.failure is None
             kept[id] = trajectory
-        return Group(ordered.specs[0].group_id, list(kept.values()), list(kept), failed, unused, spares, ordered.at)
+        return Group(ordered.specs[0].group_id, list(kept.values()), list(kept), failed, unused, spares)
 
     def _whole(self, tasks: list[asyncio.Task[Trajectory]], started: float) -> str:
         """Return why a group need not wait for the others; empty: it does. Raises what broke an actor."""
