@@ -40,7 +40,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
-    "ray": ("inference/ray", "training/chaos", "integrations"),
+    "ray": ("inference/ray", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
     "uvicorn": ("runtime/connections", "environments/remote", "serving", "viewer"),

@@ -15,7 +15,7 @@ from uirl.tools import PythonTool, ToolRegistry
 from uirl.tools.python_process import Walls
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "another user", "this user"])
+@pytest.fixture(scope="module", params=["bubblewrap", "this user"])
 def walled(request: pytest.FixtureRequest) -> ToolRegistry:
     """A tool with these walls, where this machine can put them up."""
     walls: Walls = request.param

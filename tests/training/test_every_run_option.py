@@ -115,7 +115,7 @@ SEVERAL_TASKS = [
 ]
 CURRICULUM = [
     *(*SEVERAL_TASKS, "curriculum.enabled=true", "curriculum.min_attempts_per_task=2", "curriculum.schedule_start=0.0"),
-    *("curriculum.park_after=4", "curriculum.park_for=4", "curriculum.half_life=6.0", "curriculum.oversampling=2.0"),
+    *("curriculum.half_life=6.0", "curriculum.oversampling=2.0"),
 ]
 CHECKPOINTS = ["checkpoint.save_interval=1", "checkpoint.keep_last_n=2", "training.num_epochs=3"]
 READERS: dict[str, list[str]] = {

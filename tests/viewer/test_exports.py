@@ -1,4 +1,4 @@
-"""A trajectory as a page, as a film and in a terminal: whole, and harmless."""
+"""A trajectory as a page and in a terminal: whole, and harmless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.viewer.browsing import SECONDS, browsing
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
@@ -78,19 +77,6 @@ def files(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def test_the_film_shows_every_turn(client):
-    answer = client.get("/api/runs/first/trajectories/a%2F1/export.gif?delay=50")
-    assert answer.headers["content-type"] == "image/gif"
-    film = Image.open(io.BytesIO(answer.content))
-    assert film.n_frames == 2
-    assert film.info["duration"] == 50
-    frame = film.convert("RGB")
-    red, green, blue = frame.getpixel((200, 150))  # 40 x 30 pixels, shown six times as large
-    assert (red > 200, green < 60, blue < 60) == (True, True, True)
-    nothing = client.get("/api/runs/first/trajectories/c/export.gif")
-    assert "no picture" in nothing.json()["error"]
-
-
 def test_a_terminal_obeys_nothing_that_is_printed(hostile, capsys):
     assert main(["view", str(hostile), "--text"]) == 0
     printed = capsys.readouterr().out
@@ -152,10 +138,8 @@ def test_the_command_prints_the_newest_or_the_one_named(run, capsys):
     assert main(["view", str(run / "nothing")]) == 2
 
 
-def test_the_command_writes_pages_and_films(run, tmp_path, capsys):
-    for name in ("one.html", "one.gif"):
-        assert main(["view", str(run), "--id", "a/1", "--export", str(tmp_path / name)]) == 0
+def test_the_command_writes_pages(run, tmp_path, capsys):
+    assert main(["view", str(run), "--id", "a/1", "--export", str(tmp_path / "one.html")]) == 0
     assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "one.gif").read_bytes()[:3] == b"GIF"
     assert main(["view", str(run), "--export", str(tmp_path / "one.pdf")]) == 2
     assert "one.pdf" in capsys.readouterr().err

@@ -29,7 +29,7 @@ ORIGIN = {"software": {"python": "3.11"}, "model": {"name": "m", "lora": 8}, "en
 ROUTES = (
     *("", "/metrics", "/metrics.csv", "/facets", "/trajectories", "/trajectories?q=goal&sort=reward", "/labels.csv"),
     *("/groups/g", "/trajectories/a", "/trajectories/a/turns/0", "/trajectories/a/tokens?turn=0&context=1"),
-    *("/trajectories/a/export.html", "/trajectories/a/export.gif", "/fed/a/0/0.png"),
+    *("/trajectories/a/export.html", "/fed/a/0/0.png"),
 )
 
 

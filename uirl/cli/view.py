@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
     view.add_argument("--token", metavar="TOKEN", help="what others must know; needed beyond this machine")
     view.add_argument("--token-env", metavar="VAR", help="environment variable with that token: `ps` shows --token")
     view.add_argument("--text", nargs="?", const="", metavar="ID", help="print a trajectory (default: the newest one)")
-    view.add_argument("--export", metavar="FILE", help="write a trajectory to FILE.html or FILE.gif; see --id")
+    view.add_argument("--export", metavar="FILE", help="write a trajectory to FILE.html; see --id")
     view.add_argument("--id", metavar="ID", help="the trajectory to export (default: the newest one)")
     view.set_defaults(run=_view)
 
@@ -71,14 +71,14 @@ def _print(paths: Sequence[str], id: str | None) -> int:
 
 def _export(paths: Sequence[str], path: Path, id: str | None) -> int:
     from uirl.runtime.files import write_atomically
-    from uirl.viewer.export import film_of, page_of
+    from uirl.viewer.export import page_of
     from uirl.viewer.found import find_episode
     from uirl.viewer.text import one_line
 
-    if path.suffix not in (".html", ".gif"):
-        raise ConfigError(f"got --export {path}, expected a name that ends in .html or .gif")
+    if path.suffix != ".html":
+        raise ConfigError(f"got --export {path}, expected a name that ends in .html")
     with find_episode(paths, id) as (run, episode):
-        data = film_of(episode, run.store) if path.suffix == ".gif" else b"".join(page_of(episode, run.store))
+        data = b"".join(page_of(episode, run.store))
         write_atomically(path, data)
         print(f"{one_line(episode['id'])} is in {path} ({len(data)} bytes)")
     return 0

@@ -23,9 +23,14 @@ from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
 from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
-from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared, window_of
+from uirl.inference.models.shared_prompts import (
+    SharedPrompt,
+    packed_masks,
+    prompts_can_be_shared,
+    runs_of_like_length,
+    window_of,
+)
 from uirl.learner.room import MicroBatchRoom
-from uirl.runtime.padding import runs_of_like_length
 from uirl.types import Sample
 
 SHORT = 192

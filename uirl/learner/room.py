@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from uirl.errors import OutOfMemory
-from uirl.runtime.out_of_memory import is_out_of_memory
+from uirl.runtime.memory import is_out_of_memory
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

@@ -20,14 +20,14 @@ from typing import IO, Any, Literal
 
 from uirl.runtime.scratch import ScratchFolder, sweep
 
-Walls = Literal["bubblewrap", "another user", "this user", "none"]
+Walls = Literal["bubblewrap", "this user", "none"]
 """Around a process: a sandbox of its own with a small disk in memory; the rules of this package's own (Landlock,
-seccomp) under a user who owns nothing, or under this one; none."""
+seccomp); none."""
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of one run. A program that writes more is stopped."""
 NOBODY = 65534
-"""User and group of code that runs as another user."""
+"""User and group inside of bubblewrap."""
 
 _LONGEST_START = 60.0
 """Seconds. A busy machine starts Python in seconds, which says nothing about the program."""
@@ -75,18 +75,13 @@ def walls_to_try(limits: Limits) -> list[Walls]:
     """Return the kinds of isolation to try for such a program on this machine, the strongest first."""
     if limits.allow_files:
         return ["none" if limits.allow_network else "this user"]
-    candidates: list[Walls] = ["this user"]
-    if os.geteuid() == 0:
-        candidates.insert(0, "another user")
-    if shutil.which("bwrap") is not None:
-        candidates.insert(0, "bubblewrap")
-    return candidates
+    return ["this user"] if shutil.which("bwrap") is None else ["bubblewrap", "this user"]
 
 
 def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
     """Run a program in a process of its own, of which nothing is left afterwards."""
     with (
-        _folder(walls, flat=not limits.allow_files) as folder,
+        _folder(flat=not limits.allow_files) as folder,
         tempfile.TemporaryFile() as code,
         _pipe() as (ready, begins),
     ):
@@ -261,9 +256,7 @@ def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> 
         "file_bytes": limits.file_mb << 20,
         "packages": packages,
         "readable": [*_SYSTEM, *_DEVICES, *library, *packages],
-        "user": NOBODY if walls == "another user" else None,
-        # inside of bubblewrap there is nothing else to be seen, and old kernels have no Landlock
-        "landlock": "no" if limits.allow_files else "try" if walls == "bubblewrap" else "must",
+        "landlock": walls == "this user" and not limits.allow_files,  # in bubblewrap there is nothing else to be seen
         "seccomp": walls != "none",
         "allow_network": limits.allow_network,
         "allow_files": limits.allow_files,
@@ -295,15 +288,13 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 @contextmanager
-def _folder(walls: Walls, flat: bool) -> Iterator[str]:
+def _folder(flat: bool) -> Iterator[str]:
     """Yield an empty working folder; its own parent holds the lock that says whose it is."""
     sweep(_FOLDER)
-    scratch = ScratchFolder(_FOLDER, mode=0o711 if walls == "another user" else 0o700)
+    scratch = ScratchFolder(_FOLDER)
     try:
         work = scratch.path / "work"
         work.mkdir(0o700)
-        if walls == "another user":
-            os.chown(work, NOBODY, NOBODY)
         yield str(work)
     finally:
         if not flat:  # rmtree recurses, and holds a file open for every level: a program could make too many

@@ -24,8 +24,8 @@ class PythonTool(Tool):
     limits of CPU time, wall time, memory, threads, disk and output, and sees no files but the standard library and its
     folder. Of the kernel's calls it has those that computing takes: no sockets, no further processes, no signals to
     others, no rights, owners or times of files, and none that this package does not know. `walls` says what else stands
-    around it: bubblewrap where it is installed and works (`apt-get install bubblewrap`), else another user where this
-    one is root, else Landlock and seccomp alone.
+    around it: bubblewrap where it is installed and works (`apt-get install bubblewrap`), else Landlock (Linux 6.2),
+    which hides all other files from it.
 
     A program that raises, breaks a limit or ends its own process is a `ToolError` with what it had printed. Files it
     leaves are removed: no run sees another.

@@ -19,7 +19,7 @@ from uirl.metrics import plain_row
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
-from uirl.runtime.garbage import set_aside
+from uirl.runtime.memory import set_aside
 from uirl.runtime.terminal import short
 from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly, assemble
@@ -228,7 +228,7 @@ class RLTrainer:
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
-        flow.adapt(update, updated - collected)
+        flow.adapt(update)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)

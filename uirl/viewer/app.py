@@ -28,7 +28,7 @@ from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
 from uirl.viewer.episode import episode, mark_of, outline, turn_of, turn_tokens
-from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
+from uirl.viewer.export import PAGE_POLICY, page_of
 from uirl.viewer.files import read_object, read_text
 from uirl.viewer.groups import group
 from uirl.viewer.listing import line_of as line_of_run
@@ -111,7 +111,6 @@ class Api:
             Route(f"{one}/turns/{{turn}}", self.turn),
             Route(f"{one}/tokens", self.tokens),
             Route(f"{one}/export.html", self.export_page),
-            Route(f"{one}/export.gif", self.export_film),
             Route(f"{one}/label", self.put_label, methods=["PUT"]),
             Route(f"{one}/label", self.remove_label, methods=["DELETE"]),
             Route(one, self.trajectory),
@@ -217,12 +216,6 @@ class Api:
                 yield piece
 
         return StreamingResponse(pieces(), headers=headers, media_type="text/html; charset=utf-8")
-
-    def export_film(self, request: Request) -> Response:
-        run, id = self._run(request), _id(request)
-        shown_episode = episode(run, id, self._row(run, id))
-        data = film_of(shown_episode, run.store, delay=_whole(request, "delay") or DELAY)
-        return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
 
     def image(self, request: Request) -> Response:
         run, hash = self._run(request), request.path_params["hash"]

@@ -8,7 +8,7 @@ import transformers
 from PIL import Image
 
 from uirl.images import screenshot
-from uirl.inference.models.geometry import stacked_transform
+from uirl.inference.models.vision import stacked_transform
 from uirl.storage.records import fed_picture
 from uirl.types import PictureTransform
 

@@ -1,4 +1,4 @@
-"""`processes.json`: which processes work on a run, for people and for `uirl chaos`."""
+"""`processes.json`: which processes work on a run, for people and for `make chaos`."""
 
 from __future__ import annotations
 

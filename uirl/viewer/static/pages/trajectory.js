@@ -77,7 +77,6 @@ function Top({ run, data, turn, replay }) {
         Copy link
       <//>
       <a class="button" href=${`${base}/export.html`} download>HTML</a>
-      <a class="button" href=${`${base}/export.gif`} download>GIF</a>
       ${
         data.group_id &&
         html`
