@@ -63,7 +63,7 @@ function Figures({ run, info, answer }) {
       <//>
       <${Figure} name="reward">${number(newest(run, "reward"), 3)}<//>
       <${Figure} name="trajectories">
-        <a href=${href.trajectories(run.key)}>${number(run.trajectories ?? info?.trajectories ?? null)}</a>
+        <a href=${href.trajectories(run.key)}>${number(info?.trajectories ?? null)}</a>
       <//>
       ${
         speed !== null &&
