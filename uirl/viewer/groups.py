@@ -25,12 +25,12 @@ Same = Callable[[Observation, Observation], bool]
 
 class Screens(ForkFinder):
     """Compares what siblings saw, like `ForkFinder`, with an answer at once for most pairs: equal hashes are the same
-    picture, and perceptual hashes far apart are not. Those are kept in the index of the run."""
+    picture, and perceptual hashes far apart are not. Those are kept while the run is open."""
 
     def __init__(self, run: Run) -> None:
         match = ScreenMatch()
         super().__init__(ScreenMatcher(match), run.store.image)
-        self._store, self._index, self._distance = run.store, run.index, match.hash_distance
+        self._store, self._hashes, self._distance = run.store, run.index.perceptual, match.hash_distance
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def same(self, a: Observation, b: Observation) -> bool:
@@ -46,14 +46,12 @@ class Screens(ForkFinder):
 
     def hash(self, picture: str) -> int | None:
         """Return the perceptual hash of a picture; None: it was not kept, or is none."""
-        found = self._index.perceptual(picture)
-        if found is None:
+        if picture not in self._hashes:
             try:
-                found = difference_hash(Screenshot(self._store.image(picture), picture).open())
+                self._hashes[picture] = difference_hash(Screenshot(self._store.image(picture), picture).open())
             except (StorageError, InputError):
-                found = -1
-            self._index.keep_perceptual(picture, found)
-        return found if found >= 0 else None
+                self._hashes[picture] = None
+        return self._hashes[picture]
 
     def _apart(self, a: str, b: str) -> bool:
         if a == b:

@@ -67,7 +67,6 @@ _SCHEMA = (
     "CREATE VIRTUAL TABLE words USING fts5(text, content = '', detail = none)",
     "CREATE TABLE state (high INTEGER NOT NULL, low INTEGER NOT NULL, count INTEGER NOT NULL, epoch INTEGER NOT NULL)",
     "INSERT INTO state VALUES (0, 0, 0, 0)",
-    "CREATE TABLE screens (hash TEXT PRIMARY KEY, perceptual TEXT NOT NULL)",
     f"PRAGMA user_version = {VERSION}",
 )
 
@@ -90,6 +89,8 @@ class Index:
         """Number behind which it goes on; None: it looked at all of them."""
         self.counted: tuple[tuple[Any, ...], Any] | None = None
         """What `search.facets` counted last, and how many rows there were."""
+        self.perceptual: dict[str, int | None] = {}
+        """Hash of a picture -> its perceptual hash; None: it was not kept, or is none."""
         try:
             self._file = _place_of(store) if file is None else file
         except OSError:
@@ -160,16 +161,6 @@ class Index:
             self._connection.execute("DELETE FROM labelled")
             self._connection.executemany("INSERT INTO labelled VALUES (?, ?)", list(labels.items()))
             self._labels = labels
-
-    def perceptual(self, hash: str) -> int | None:
-        """Return the perceptual hash that was kept of a picture, -1 of one that cannot be read; None: none was kept."""
-        found = self._value("SELECT perceptual FROM screens WHERE hash = ?", hash)
-        return None if found is None else int(found)
-
-    def keep_perceptual(self, hash: str, perceptual: int) -> None:
-        """Keep the perceptual hash of a picture: 64 bits, more than SQLite's numbers have, so as text."""
-        with self._writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO screens VALUES (?, ?)", (hash, str(perceptual)))
 
     def catch_up(self, seconds: float = 0.3) -> None:
         """Copy rows that are new, for `seconds` at most, and look at some of the others: they may have been judged."""
