@@ -314,12 +314,7 @@ def returning(value: Any) -> ToolRegistry:
 
 @pytest.mark.parametrize(
     ("value", "plain"),
-    [
-        (None, None),
-        ("é", "é"),
-        ((1, [2.5, True]), [1, [2.5, True]]),
-        ({"a": {"b": ()}}, {"a": {"b": []}}),
-    ],
+    [(None, None), ("é", "é"), ((1, [2.5, True]), [1, [2.5, True]]), ({"a": {"b": ()}}, {"a": {"b": []}})],
 )
 def test_plain_results(value: Any, plain: Any) -> None:
     success, result = returning(value).execute_tool("give")

@@ -14,16 +14,7 @@ from PIL import Image
 
 from tests.inference.stand_in_http import Answer, StandIn
 from tests.verification.episodes import record
-from tests.verification.scripted_judge import (
-    ScriptedJudge,
-    green,
-    judge_of,
-    pictures_in,
-    question,
-    red,
-    said,
-    verdict,
-)
+from tests.verification.scripted_judge import ScriptedJudge, green, judge_of, pictures_in, question, red, said, verdict
 from uirl.errors import JudgeFailure
 from uirl.images import Screenshot
 from uirl.types import Action, Observation, Task, ToolCall, Trajectory, Turn

@@ -280,15 +280,9 @@ def test_its_program_with_another_import(server: ScriptedJudge, monkeypatch: pyt
     server.on_track = wrong_from(2)
     trajectory = long(6)
 
-    analyzer = FineGrainedTrajectoryAnalyzer(
-        judge_model="gpt-4",
-        extract_correct_prefix=True,
-    )
+    analyzer = FineGrainedTrajectoryAnalyzer(judge_model="gpt-4", extract_correct_prefix=True)
 
-    correct_prefix, error_step = analyzer.analyze_and_extract(
-        task_goal="Task goal",
-        trajectory=trajectory,
-    )
+    correct_prefix, error_step = analyzer.analyze_and_extract(task_goal="Task goal", trajectory=trajectory)
 
     assert error_step == 2
     assert correct_prefix is not None

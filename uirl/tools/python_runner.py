@@ -242,11 +242,7 @@ def walls_to_try(limits: Limits) -> list[Walls]:
 
 def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
     """Run a program in a process of its own, of which nothing is left afterwards."""
-    with (
-        _folder(flat=not limits.allow_files) as folder,
-        tempfile.TemporaryFile() as code,
-        _pipe() as (ready, begins),
-    ):
+    with _folder(flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, begins):
         code.write(source)
         code.seek(0)
         settings = _settings(limits, walls, seed, begins.fileno())

@@ -101,8 +101,7 @@ def line_of(index: Index, id: str) -> dict[str, Any] | None:
     if columns is None:
         return None
     more = index.read(
-        "SELECT (SELECT flags FROM rows WHERE id = ?), (SELECT passed FROM labelled WHERE id = ?)",
-        (id, id),
+        "SELECT (SELECT flags FROM rows WHERE id = ?), (SELECT passed FROM labelled WHERE id = ?)", (id, id)
     )[0]
     return _row((*columns, more[0] or "", more[1]))
 
