@@ -414,7 +414,8 @@ def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> 
         "file_bytes": limits.file_mb << 20,
         "packages": packages,
         "readable": [*_SYSTEM, *_DEVICES, *library, *packages],
-        "landlock": walls == "this user" and not limits.allow_files,  # in bubblewrap there is nothing else to be seen
+        # bubblewrap shows what starts Python; Landlock hides that too, where the kernel is new enough to have it
+        "landlock": "no" if limits.allow_files else "try" if walls == "bubblewrap" else "must",
         "seccomp": walls != "none",
         "allow_network": limits.allow_network,
         "allow_files": limits.allow_files,
