@@ -92,7 +92,7 @@ class Index:
         self.perceptual: dict[str, int | None] = {}
         """Hash of a picture -> its perceptual hash; None: it was not kept, or is none."""
         try:
-            self._file = _place_of(store) if file is None else file
+            self._file: Path | None = _place_of(store) if file is None else file
         except OSError:
             self._file = None
         self._connection = _open(self._file)

@@ -73,7 +73,8 @@ def read_from(path: Path, since: int = 0, limit: int = ROWS) -> Piece:
             mark, offset = status.st_ino & _MARK, since & ((1 << _OFFSET_BITS) - 1)
             if since and (since >> _OFFSET_BITS != mark or not _begins_line(file, offset, status.st_size)):
                 return Piece([], 0, restart=True)
-            rows, end = [], offset
+            rows: list[dict[str, Any]] = []
+            end = offset
             file.seek(offset)
             # up to a line that is not finished, or longer than any that a run writes
             while len(rows) < limit and (line := file.readline(CHUNK)).endswith(b"\n"):
