@@ -12,7 +12,7 @@ import uirl
 from tests.tools.python_programs import PLENTY, run
 from uirl.errors import ConfigError
 from uirl.tools import PythonTool, ToolRegistry
-from uirl.tools.python_process import Walls
+from uirl.tools.python_runner import Walls
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "this user"])

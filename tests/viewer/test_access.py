@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.browsing import browsing, viewer
+from tests.viewer.browsing import SECONDS, Tab, viewer
 from tests.viewer.conftest import ADDRESS
 from uirl.cli.main import main
+from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
@@ -122,13 +123,15 @@ def test_a_token_opens_by_header_or_once_by_address(guarded):
 
 async def test_a_link_with_the_token_leads_to_the_page_it_names(run):
     with viewer(run, token=TOKEN) as address:
-        async with browsing(address) as tab:
-            await tab.page.goto(f"{address}/")
-            assert "wants a token" in await tab.text("body")
-            link = f"{address}/?token={TOKEN}#/run/first/t/b/0"
-            await tab.ask(f"setTimeout(() => location.assign('{link}')) && 1")
-            await tab.until("document.querySelector('h1')?.innerText === 'other'")
-            assert await tab.ask("location.href") == f"{address}/#/run/first/t/b/0"
+        browser = Chromium(allow=[address], timeout=SECONDS)
+        tab = Tab(await browser.new_page(1280, 900), address)
+        await tab.page.goto(f"{address}/")
+        assert "wants a token" in await tab.text("body")
+        link = f"{address}/?token={TOKEN}#/run/first/t/b/0"
+        await tab.ask(f"setTimeout(() => location.assign('{link}')) && 1")
+        await tab.until("document.querySelector('h1')?.innerText === 'other'")
+        assert await tab.ask("location.href") == f"{address}/#/run/first/t/b/0"
+        await browser.close()
 
 
 def test_the_token_may_stand_where_other_users_do_not_see_it(run, monkeypatch, capsys):
@@ -140,6 +143,7 @@ def test_the_token_may_stand_where_other_users_do_not_see_it(run, monkeypatch, c
     assert served == [TOKEN, "another"]
     assert main(["view", str(run), "--token-env", "NOBODY_SET_IT"]) == 2
     assert main(["view", str(run), "--token-env", "VIEW_TOKEN", "--token", TOKEN]) == 2
+    assert main(["view", str(run / "nothing")]) == 2
     assert TOKEN not in "".join(capsys.readouterr())
 
 

@@ -18,7 +18,7 @@ from uirl.errors import ConfigError, JudgeFailure, UirlError, is_round
 from uirl.images import ImageStore
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import in_words, shown
-from uirl.tools.execution import run_at_once
+from uirl.tools.registry import run_at_once
 from uirl.types import Trajectory, Verdict
 
 _LOG = logging.getLogger(__name__)

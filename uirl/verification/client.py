@@ -28,9 +28,8 @@ from uirl.runtime.http import (
 )
 from uirl.runtime.limits import InputError, Limits, clip, read_json
 from uirl.runtime.wire import WireAnswer, WireError
-from uirl.verification.answers import WouldNotJudge, read_answer
 from uirl.verification.memory import JudgeMemory
-from uirl.verification.prompts import Prompt
+from uirl.verification.prompts import Prompt, WouldNotJudge, read_answer
 
 _LOG = logging.getLogger(__name__)
 _LIMITS = Limits(size=2**22)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -14,13 +15,26 @@ from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.limits import InputError, whole_characters
 from uirl.storage import TrajectoryStore
-from uirl.viewer.unseen import visible
 
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of the page: whatever the episode holds, no script runs and nothing is loaded."""
 PAGE_SIDE = 1280
 """Longest side of the pictures, in pixels."""
 _MARK = (230, 40, 60)
+_NEVER = (
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"
+)
+_BETWEEN = "[^\x00-\u02af\u2000-\u206f\\s]"
+UNSEEN = re.compile(
+    f"[{_NEVER}]"
+    # joiners belong between letters of some scripts and between emoji, a selector of a glyph behind what it selects
+    f"|[\u200c\u200d](?!{_BETWEEN})|(?<!{_BETWEEN})[\u200c\u200d]"
+    "|(?<![^\\s\ufe00-\ufe0f])[\ufe00-\ufe0f]"
+)
+"""Control characters but for tabs and line ends, and whatever has no glyph: marks of direction, soft hyphens, spaces
+without width, joiners where nothing is joined, tags. `lib/format.js` of the pages has the same."""
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -133,7 +147,8 @@ def _svg(marks: Sequence[Mapping[str, Any]], side: int) -> str:
 
 def _data(picture: Image.Image) -> str:
     out = io.BytesIO()
-    shrunk = _shrunk(picture, PAGE_SIDE)
+    shrunk = picture.copy()
+    shrunk.thumbnail((PAGE_SIDE, PAGE_SIDE))
     if shrunk.width * shrunk.height <= 300 * 300:
         shrunk.save(out, format="PNG")
         kind = "png"
@@ -143,13 +158,29 @@ def _data(picture: Image.Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
+def _joined(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
+def visible(text: str) -> str:
+    """Return a text with its characters that cannot be seen as their codes: `\\u202e`, `\\u{e0041}`."""
+    return UNSEEN.sub(_code, text)
+
+
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\u{{{number:x}}}"
+
+
 def _text(value: Any) -> str:
     whole = whole_characters(value if isinstance(value, str) else str(value))
     return escape(visible(whole))
 
 
-def _joined(value: Mapping[str, Any] | None) -> str | None:
-    return None if value is None else ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+# -- pictures --------------------------------------------------------------------------------------------------------
 
 
 def _open(store: TrajectoryStore, hash: str) -> Image.Image | None:
@@ -158,9 +189,3 @@ def _open(store: TrajectoryStore, hash: str) -> Image.Image | None:
         return Screenshot(store.image(hash), hash).open()
     except (StorageError, InputError):
         return None
-
-
-def _shrunk(picture: Image.Image, side: int) -> Image.Image:
-    shrunk = picture.copy()
-    shrunk.thumbnail((side, side))
-    return shrunk

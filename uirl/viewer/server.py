@@ -16,12 +16,11 @@ from uirl.runtime.connections import connection_class, connection_limit
 from uirl.runtime.files import cache_folder
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
-from uirl.viewer.cache import remove_unused
-from uirl.viewer.live import Streams
+from uirl.viewer.index import remove_unused
 from uirl.viewer.runs import Runs
 
 GRACE = 2
-"""Seconds that open requests get when the viewer is told to stop; streams of events never end by themselves."""
+"""Seconds that open requests get when the viewer is told to stop."""
 MOST_CONNECTIONS = 1024
 HEADER_SECONDS = 10.0
 """Seconds in which a request must say what it asks for."""
@@ -56,27 +55,23 @@ def serve(
     runs = Runs(paths)
     with _listening(host, port) as listener:
         bound = int(listener.getsockname()[1])
-        streams = Streams()
-        app = create_app(runs, Access(host, bound, token), streams)
-        config = config_of(app)
+        config = config_of(create_app(runs, Access(host, bound, token)))
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else "/?token=..."
         announce(f"viewing {len(runs.all())} runs on http://{shown}:{bound}{query}")
         with contextlib.suppress(KeyboardInterrupt):
-            _Server(config, streams, runs).run(sockets=[listener])
+            _Server(config, runs).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Lets streams and reads end when it is told to stop: cut off, a stream would leave a traceback; a read that takes
-    for ever cannot be cut off."""
+    """Lets reads end when it is told to stop: one that takes for ever cannot be cut off."""
 
-    def __init__(self, config: uvicorn.Config, streams: Streams, runs: Runs) -> None:
+    def __init__(self, config: uvicorn.Config, runs: Runs) -> None:
         super().__init__(config)
-        self._streams, self._runs = streams, runs
+        self._runs = runs
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hear a signal."""
-        self._streams.end()
         self._runs.end()
         super().handle_exit(sig, frame)
 

@@ -17,7 +17,7 @@ from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError
 from uirl.parsers import ANSWER, ActionParser, create_parser
 from uirl.tools import EnvironmentStepTool, Tool, ToolRegistry
-from uirl.tools.execution import run_at_once, runs_without_loop
+from uirl.tools.registry import run_at_once
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 
@@ -267,7 +267,7 @@ class ToolEnvironment(BaseEnvironment):
         )
 
     def _may_wait(self) -> bool:
-        if not all(runs_without_loop(tool) for tool in self._running):
+        if not all(tool.never_waits for tool in self._running):
             return True
         if self._inner is None:
             return inspect.iscoroutinefunction(self.judge)

@@ -114,7 +114,7 @@ def _confine(settings: dict[str, Any]) -> None:
         return
     _drop_capabilities(libc)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)  # Landlock and seccomp ask for it
-    if settings["landlock"]:
+    if settings["landlock"] == "must" or (settings["landlock"] == "try" and landlock.abi() >= landlock.OLDEST_ABI):
         landlock.restrict(settings["readable"], [os.devnull], os.getcwd())
     seccomp.install(platform.machine(), settings["allow_network"], settings["allow_files"])
 

@@ -16,7 +16,7 @@ from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.runtime.wire import Items, Object, Plain, Text, WireAnswer, WireError
 from uirl.tools.definition import ToolDefinition
-from uirl.tools.results import structured_value
+from uirl.tools.mcp_tools import structured_value
 from uirl.types import ToolCall, ToolResult
 
 CALL_TOOL = "call_tool"
