@@ -36,8 +36,8 @@ from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from uirl.environments import ToolEnvironment
 from uirl.inference.models.templates import TEMPLATES
-from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.rollout.coordinator import start_coordinator
+from uirl.integrations.verl.record import start_coordinator
+from uirl.integrations.verl.settings import Settings
 from uirl.tools import CalculatorTool
 
 QUESTION = "What is 12 * (3 + 4)? Use the calculator."

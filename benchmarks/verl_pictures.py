@@ -20,8 +20,8 @@ from PIL import Image, ImageDraw
 
 from uirl import ConfigStore, load_model
 from uirl.images import Screenshot, screenshot
-from uirl.integrations.verl.rollout.agent import Travelling
-from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
+from uirl.integrations.verl.agent_loop import Travelling
+from uirl.integrations.verl.workers import PIXELS, PackedInputs
 from uirl.training.plan.windows import rows_of_episode
 
 
