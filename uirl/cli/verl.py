@@ -84,7 +84,7 @@ def _train(options: argparse.Namespace) -> int:
     from uirl.integrations.verl.settings import create_curriculum, load_verl_config, read_verl_yaml, with_verl_values
 
     # mistakes in the file are told before those of the installation
-    flat, own, section = read_verl_yaml(options.config, options.overrides)
+    flat, own, section, _ = read_verl_yaml(options.config, options.overrides)
     with_verl_values(own, flat)
     curriculum = create_curriculum(section)
     model = options.sft_model_path

@@ -137,17 +137,7 @@ class MobileWorldAgentLoop:
         )
         self._key = f"UIRL_AGENT_LOOP_KEY_{next(_numbers)}"  # two loops may have different keys
         variable = "OPENAI_API_KEY" if api_key is None else self._key
-        self._engine: InferenceEngine
-        if engine is not None:
-            self._engine = engine(loaded)
-        else:
-            self._engine = OpenAIInferenceEngine(
-                loaded,
-                HTTPClient(llm_base_url or OPENAI, api_key_env=variable),
-                model=model_name,
-                tools=self.env.tool_schemas(),
-                text_parts=style_of(self.env.message_style).text_parts,
-            )
+        self._engine = engine(loaded) if engine else self._server(loaded, model_name, llm_base_url, variable)
         self._loop = EventLoopThread()
         self._finalizer = weakref.finalize(self, _abandon, self._loop, self._engine, self._key)
         self._finalizer.atexit = False  # the process ends its threads itself
@@ -218,6 +208,12 @@ class MobileWorldAgentLoop:
         if tasks and name not in tasks:
             raise ConfigError(f"{type(self.env).__name__} has no task {name!r}; {did_you_mean(name, tasks)}")
         return tasks.get(name) or Task(id=name)
+
+    def _server(self, loaded: LoadedModel, model: str | None, url: str | None, key_variable: str) -> InferenceEngine:
+        client = HTTPClient(url or OPENAI, api_key_env=key_variable)
+        text_parts = style_of(self.env.message_style).text_parts
+        tools = self.env.tool_schemas()
+        return OpenAIInferenceEngine(loaded, client, model=model, tools=tools, text_parts=text_parts)
 
 
 def _phones(urls: Any) -> MobileWorldEnvironment:

@@ -17,7 +17,8 @@ import pytest
 import ray
 
 from uirl.errors import ConfigError, ProcessLost
-from uirl.integrations.verl.task_runner import Watch, actors_of, refuse_trl, watch_over
+from uirl.integrations.verl.task_runner import refuse_trl, watch_over
+from uirl.integrations.verl.workers import Watch, actors_of
 
 pytestmark = pytest.mark.verl
 

@@ -78,21 +78,6 @@ def test_instances_and_draws_have_the_seeds_of_the_local_trainer(
     assert (info["seed"], info["draws"]) == (spec.environment_seed, spec.sampling_seed)
 
 
-def test_every_task_comes_equally_often() -> None:
-    dataset = made()
-    ids = [dataset[i]["extra_info"]["task"]["id"] for i in range(6)]
-    assert sorted(ids[:3]) == sorted(ids[3:]) == ["letters/few", "letters/many", "letters/some"]
-
-
-def test_it_continues_where_its_state_was_taken() -> None:
-    one, other = made(), made()
-    for i in range(4):
-        one[i]
-    state = json.loads(json.dumps(one.state_dict()))
-    other.load_state_dict(state)
-    assert [said(one[i]) for i in range(4)] == [said(other[i]) for i in range(4)]
-
-
 @pytest.mark.parametrize("batches", [1, 3, 4])
 def test_verls_loader_continues_in_and_at_the_end_of_an_epoch(batches: int) -> None:
     """Epochs of 3 batches: stopped within one, at its end (1 x 3), and after the first of the next."""
@@ -137,6 +122,8 @@ def test_a_curriculum_chooses_and_hears() -> None:
     ladder = Ladder()
     dataset = made(curriculum=ladder)
     assert ladder.names == ["letters/few", "letters/some", "letters/many"]
+    with pytest.raises(ConfigError, match=r"needs sample_task\(\)"):
+        made(curriculum=object())
     first = dataset[0]["extra_info"]["task"]["id"]
     dataset.report(
         [
@@ -175,11 +162,6 @@ def test_the_curriculums_state_goes_along() -> None:
     resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert other.reports == one.reports
     assert [said(resumed[i]) for i in range(3)] == [said(dataset[i]) for i in range(3)]
-
-
-def test_what_is_no_curriculum_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs sample_task\(\)"):
-        made(curriculum=object())
 
 
 def test_verls_own_datasets_use_what_the_run_was_given(tmp_path: Path, one_ray: None) -> None:

@@ -3,9 +3,9 @@
 `pip install 'uirl[verl]'`. Names load when they are first used; none of this is imported by `import uirl`.
 
 - In the driver: `mapping` (our keys and verl's), `settings` (verl's whole config), `placement` (roles, splits, checks),
-  `models` (folders of models), `trainer` (`create_trainer`), `task_runner` (starts verl and watches its processes).
-- In the task-runner actor, where verl's trainer lives: `v1`, `legacy`, `update` (mini-batches and credit), `tasks`
-  (dataset, reward), `record` (the coordinator, an actor of its own; numbers; what checkpoints hold of ours).
+  `models` (folders of models), `trainer` (`create_trainer`), `task_runner` (starts verl's actor of that name).
+- In the task runner: `v1` (verl's trainers), `update` (mini-batches and credit), `tasks` (dataset, reward). Beside it:
+  `record` (the coordinator; numbers; what checkpoints hold of ours).
 - In the agent-loop workers: `workers`, `agent_loop`; `tool` for verl's own loop. With the models: `vision_outputs`.
 """
 

@@ -136,8 +136,7 @@ MAPPED: dict[str, Key] = {
     "model.chat_template": _key("model.custom_chat_template", _template),
     "model.attn_implementation": _key("model.override_config.attn_implementation", _null_as(UNSET)),
     "model.gradient_checkpointing": _key(
-        "model.enable_gradient_checkpointing critic.model.enable_gradient_checkpointing", _null_as(UNSET), _as_it_is
-    ),
+        "model.enable_gradient_checkpointing critic.model.enable_gradient_checkpointing", _null_as(UNSET), _as_it_is),
     "model.max_image_pixels": _key("data.mm_processor_kwargs.max_pixels", _null_as(UNSET)),
     "model.freeze_vision": _key("actor.freeze_vision_tower"),
     "model.adapter_path": _key("model.lora_adapter_path", _null_as(UNSET)),
@@ -145,46 +144,31 @@ MAPPED: dict[str, Key] = {
     "inference.backend": _key("rollout.name", _backend, lambda v, c, f: v if v in ("vllm", "sglang") else UNSET),
     "inference.temperature": _key("rollout.temperature"),
     "inference.top_p": _key("rollout.top_p rollout.val_kwargs.top_p"),
-    "inference.top_k": _key(
-        "rollout.top_k rollout.val_kwargs.top_k", lambda v, c: v or -1, lambda v, c, f: max(0, v)
-    ),
+    "inference.top_k": _key("rollout.top_k rollout.val_kwargs.top_k", lambda v, c: v or -1, lambda v, c, f: max(0, v)),
     "inference.max_batch_size": _key("rollout.max_num_seqs"),
     "inference.max_context": _key("rollout.max_model_len"),
     "inference.kv_cache": _key("rollout.enable_prefix_caching"),
     "training.seed": _key("rollout.seed data.seed actor.data_loader_seed"),
     "training.num_epochs": _key("trainer.total_epochs"),
-    "training.num_iters_per_epoch": _key(
-        "trainer.total_training_steps", lambda v, c: v * c.training.num_epochs, _updates_per_epoch
-    ),
+    "training.num_iters_per_epoch": _key("trainer.total_training_steps", lambda v, c: v * c.training.num_epochs,
+        _updates_per_epoch),
     # verl counts prompts where we count episodes
-    "training.batch_size": _key(
-        "data.train_batch_size",
-        lambda v, c: v // c.training.episodes_per_group,
-        lambda v, c, flat: v * flat.get(f"{ROLLOUT}.n", c.training.episodes_per_group),
-    ),
+    "training.batch_size": _key("data.train_batch_size", lambda v, c: v // c.training.episodes_per_group,
+        lambda v, c, flat: v * flat.get(f"{ROLLOUT}.n", c.training.episodes_per_group)),
     "training.group_size": _key("rollout.n", lambda v, c: c.training.episodes_per_group, _as_it_is),
     "training.minibatches": _key("actor.ppo_mini_batch_size critic.ppo_mini_batch_size", _mini_batch, _mini_batches),
     "training.update_epochs": _key("actor.ppo_epochs critic.ppo_epochs"),
-    "training.micro_batch_tokens": _key(
-        "actor.ppo_max_token_len_per_gpu critic.ppo_max_token_len_per_gpu",
-        lambda v, c: c.training.micro_batch_limit,
-        _as_it_is,
-        tiny=True,
-    ),
+    "training.micro_batch_tokens": _key("actor.ppo_max_token_len_per_gpu critic.ppo_max_token_len_per_gpu",
+        lambda v, c: c.training.micro_batch_limit, _as_it_is, tiny=True),
     "training.learning_rate": _key("actor.optim.lr", lambda v, c: rate_of(c, "training"), _as_it_is, tiny=True),
     "training.betas": _key("actor.optim.betas critic.optim.betas", lambda v, c: list(v), _as_it_is, tiny=True),
     "training.weight_decay": _key("actor.optim.weight_decay critic.optim.weight_decay"),
     # ours counts steps of the optimiser, verl's schedule moves once per update
-    "training.warmup_steps": _key(
-        "actor.optim.lr_warmup_steps critic.optim.lr_warmup_steps",
+    "training.warmup_steps": _key("actor.optim.lr_warmup_steps critic.optim.lr_warmup_steps",
         lambda v, c: math.ceil(v / (c.training.minibatches * c.training.update_epochs)),
-        lambda v, c, f: UNSET if v > 0 else 0,
-        tiny=True,
-    ),
+        lambda v, c, f: UNSET if v > 0 else 0, tiny=True),
     "training.max_grad_norm": _key("actor.optim.clip_grad critic.optim.clip_grad", _null_as(1e9), _as_it_is),
-    "training.adv_estimator": _key(
-        "algorithm.adv_estimator", _estimator, lambda v, c, f: OUR_ESTIMATORS.get(v, UNSET)
-    ),
+    "training.adv_estimator": _key("algorithm.adv_estimator", _estimator, lambda v, c, f: OUR_ESTIMATORS.get(v, UNSET)),
     "training.gamma": _key("algorithm.gamma"),
     "training.lam": _key("algorithm.lam", tiny=True),
     "training.clip_ratio": _key("actor.clip_ratio"),
@@ -192,51 +176,40 @@ MAPPED: dict[str, Key] = {
     "training.clip_ratio_high": _key("actor.clip_ratio_high", lambda v, c: c.training.clip_range[1], _as_it_is),
     "training.entropy_coef": _key("actor.entropy_coeff", lambda v, c: c.entropy_coef, _as_it_is, tiny=True),
     "training.value_clip": _key("critic.cliprange_value", _null_as(1e9), _LIMIT, tiny=True),
-    "training.value_learning_rate": _key(
-        "critic.optim.lr", lambda v, c: rate_of(c, "training") if v is None else v, _as_it_is, tiny=True
-    ),
+    "training.value_learning_rate": _key("critic.optim.lr", lambda v, c: rate_of(c, "training") if v is None else v,
+        _as_it_is, tiny=True),
     "training.use_kl_in_reward": _key("algorithm.use_kl_in_reward"),
     "training.kl_coef": _key("algorithm.kl_ctrl.kl_coef"),
     "training.eval_every": _key("trainer.test_freq", _null_as(-1), lambda v, c, f: v if v and v > 0 else UNSET),
-    "training.eval_temperature": _key(
-        "rollout.val_kwargs.temperature", lambda v, c: c.inference.temperature if v is None else v, _as_it_is
-    ),
+    "training.eval_temperature": _key("rollout.val_kwargs.temperature",
+        lambda v, c: c.inference.temperature if v is None else v, _as_it_is),
     "algorithm.loss_aggregation": _key("actor.loss_agg_mode critic.loss_agg_mode"),
     "algorithm.loss_length": _key("actor.loss_scale_factor"),
     "algorithm.ratio": _key("actor.policy_loss.loss_mode", _loss),
     "algorithm.dual_clip": _key("actor.clip_ratio_c", _null_as(1e9), _LIMIT, tiny=True),
     "algorithm.tis_cap": _key(
-        "algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold", _token_weights
-    ),
+        "algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold", _token_weights),
     "algorithm.normalize_by_std": _key("algorithm.norm_adv_by_std_in_grpo"),
-    "algorithm.max_resamples": _key(
-        "algorithm.filter_groups.enable", lambda v, c: v > 0 and c.algorithm.skip_dead_groups
-    ),
+    "algorithm.max_resamples": _key("algorithm.filter_groups.enable",
+        lambda v, c: v > 0 and c.algorithm.skip_dead_groups),
     "algorithm.kl_loss_coef": _key("actor.use_kl_loss actor.kl_loss_coef", lambda v, c: (v > 0, v)),
-    "algorithm.kl_type": _key(
-        "actor.kl_loss_type", lambda v, c: {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}[v]
-    ),
-    "algorithm.kl_target": _key(
-        "algorithm.kl_ctrl.type algorithm.kl_ctrl.target_kl",
-        lambda v, c: ("fixed", 0.1) if v is None else ("adaptive", v),
-    ),
+    "algorithm.kl_type": _key("actor.kl_loss_type", lambda v, c: {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}[v]),
+    "algorithm.kl_target": _key("algorithm.kl_ctrl.type algorithm.kl_ctrl.target_kl",
+        lambda v, c: ("fixed", 0.1) if v is None else ("adaptive", v)),
     "algorithm.kl_horizon": _key("algorithm.kl_ctrl.horizon"),
     "checkpoint.output_dir": _key("trainer.default_local_dir", _null_as(UNSET), _as_it_is),
-    "checkpoint.save_interval": _key(
-        "trainer.save_freq", lambda v, c: -1 if v is None else v * c.training.num_iters_per_epoch
-    ),
+    "checkpoint.save_interval": _key("trainer.save_freq",
+        lambda v, c: -1 if v is None else v * c.training.num_iters_per_epoch),
     "checkpoint.keep_last_n": _key("trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep"),
     "checkpoint.resume": _key("trainer.resume_mode", lambda v, c: "auto" if v else "disable"),
     "ray.address": _key("ray_kwargs.ray_init.address", _null_as(UNSET)),
     "ray.nnodes": _key("trainer.nnodes"),
     "ray.gpus_per_node": _key("trainer.n_gpus_per_node"),
-    "logging.wandb": _key(
-        "trainer.logger", lambda v, c: ["console", *["wandb"] * v, *["tensorboard"] * c.logging.tensorboard]
-    ),
+    "logging.wandb": _key("trainer.logger",
+        lambda v, c: ["console", *["wandb"] * v, *["tensorboard"] * c.logging.tensorboard]),
     "logging.wandb_project": _key("trainer.project_name"),
-    "logging.run_name": _key(
-        "trainer.experiment_name", lambda v, c: c.environment.label if v is None else v, _as_it_is
-    ),
+    "logging.run_name": _key("trainer.experiment_name", lambda v, c: c.environment.label if v is None else v,
+        _as_it_is),
 }  # fmt: skip
 """Our key -> where it stands in verl's config."""
 
@@ -362,7 +335,7 @@ def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
     different names of layers. Raises ConfigError for dropout with FSDP and for layers that Megatron does not have."""
     on, lora = config.model.use_lora, config.model.lora
     if strategy == "megatron":
-        rows = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
+        rows: dict[str, Any] = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
         rows["target_modules"] = _megatron_layers(lora.target)
         return {f"{HF}.lora_rank": 0, **({f"{HF}.lora.{name}": value for name, value in rows.items()} if on else {})}
     if on and lora.lora_dropout:

@@ -1,7 +1,4 @@
-"""One run of verl, in the actor that verl calls its task runner, and whether the processes of the run still live.
-
-verl waits for their work in a loop that asks nobody.
-"""
+"""One run of verl, in the actor that verl calls its task runner."""
 
 from __future__ import annotations
 
@@ -9,31 +6,19 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import ray
 from omegaconf import OmegaConf
-from ray.exceptions import (
-    ActorDiedError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
-)
 from verl.trainer.main_ppo import run_ppo
 from verl.utils.import_utils import load_class_from_fqn
 
-from uirl.errors import ConfigError, ProcessLost, UirlError
-from uirl.integrations.verl.agent_loop import close_context
+from uirl.errors import ConfigError, UirlError
 from uirl.integrations.verl.record import RunObjects, start_coordinator
 from uirl.integrations.verl.settings import Settings, llm_variables
-
-DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError, OutOfMemoryError)
-"""Ray's errors that say a process or its machine is gone."""
+from uirl.integrations.verl.workers import DEATHS, EpisodeManager, Watch, actors_of, close_environments, lost, surviving
 
 
 def run(config: Any, objects: RunObjects) -> None:
@@ -107,11 +92,11 @@ class Runner:
         settings.coordinator, coordinator = start_coordinator(settings.config, settings.directory, self._packed)
         settings.write(config)
         try:
+            from uirl.integrations.verl.v1 import run_legacy  # and registers our trainer
+
             if config.trainer.use_v1:
                 _run_v1(config, coordinator)
             else:
-                from uirl.integrations.verl.legacy import run_legacy
-
                 run_legacy(config)
         finally:
             ray.get(coordinator.close.remote())
@@ -120,8 +105,6 @@ class Runner:
 def _run_v1(config: Any, coordinator: Any) -> None:
     import transfer_queue
     from verl.trainer.ppo.v1 import get_trainer_cls
-
-    import uirl.integrations.verl.v1  # noqa: F401  (registers our trainer)
 
     config.transfer_queue.enable = True
     transfer_queue.init(config.transfer_queue)
@@ -154,8 +137,6 @@ def _run_v1(config: Any, coordinator: Any) -> None:
 def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
     """Return the agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own with
     workers that tell of errors, with the servers and reward workers of `trainer`. A server that dies is left out."""
-    from uirl.integrations.verl.workers import EpisodeManager, surviving
-
     named = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
     manager = load_class_from_fqn(named, "AgentLoopManager") if named else EpisodeManager
     return manager.create(
@@ -164,16 +145,6 @@ def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
         teacher_client=trainer.get_teacher_client(),
         reward_loop_worker_handles=trainer.get_reward_handles(),
     )
-
-
-def close_environments(manager: Any, seconds: float = 60.0) -> None:
-    """Close the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
-    may hold a phone or a browser somewhere else. A worker that is gone, or needs more than `seconds`, is left alone.
-    """
-    workers = getattr(manager, "agent_loop_workers", ())
-    for answer in [worker.__ray_call__.remote(close_context, seconds) for worker in workers]:
-        with suppress(RayActorError, TimeoutError):
-            ray.get(answer, timeout=seconds)
 
 
 def _names_in_ray() -> tuple[set[str], set[str]]:
@@ -197,66 +168,6 @@ def _wait_until_gone(actors: set[str], groups: set[str], seconds: float = 60.0) 
         if left_actors <= actors and left_groups <= groups:
             return
         time.sleep(0.1)
-
-
-class Watch:
-    """Asks actors for a sign of life. One that is busy answers late, which is no death; a dead one makes Ray answer."""
-
-    def __init__(self, actors: Mapping[str, Any], every: float = 5.0) -> None:
-        """Watch `actors`: what to call them in messages -> handle. `every`: seconds between two questions."""
-        self._actors = dict(actors)
-        self._every = every
-        self._asked: dict[Any, str] = {}
-        self._next = 0.0
-
-    def dead(self, seconds: float = 0.0) -> dict[str, ActorDiedError]:
-        """Return those found dead since the last call, with what Ray says. Waits at most `seconds` for answers."""
-        if time.monotonic() >= self._next:
-            silent = set(self._asked.values())
-            self._asked |= {a.__ray_ready__.remote(): name for name, a in self._actors.items() if name not in silent}
-            self._next = time.monotonic() + self._every
-        answers, dead = list(self._asked), {}
-        for answer in ray.wait(answers, num_returns=len(answers), timeout=seconds)[0] if answers else ():
-            name = self._asked.pop(answer)
-            try:
-                ray.get(answer)
-            except ActorDiedError as error:
-                dead[name] = error
-            except RayActorError:
-                continue  # out of reach for the moment: it is asked again
-        return dead
-
-    def lost(self, error: BaseException) -> ProcessLost:
-        """Return the error of a run that cannot go on because of what Ray says, with the actor's name."""
-        dead = getattr(error, "actor_id", None)
-        names = (name for name, actor in self._actors.items() if dead and actor._actor_id.hex() == dead)
-        return lost(f"{next(names, 'a process of the run')} died", error)
-
-    def check(self) -> None:
-        """Raise ProcessLost where one has died."""
-        for name, error in self.dead().items():
-            raise lost(f"{name} died", error)
-
-
-def lost(what: str, error: BaseException) -> ProcessLost:
-    """Return the error of a run that cannot go on, with what Ray says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ProcessLost(
-        f"{what}: {' '.join(lines)[:600]}. The steps that were saved are not lost: run again with "
-        "checkpoint.resume=true and the same logging.run_name. Ray's log of the process (its dashboard, or "
-        "/tmp/ray/session_latest/logs) says why it ended"
-    )
-
-
-def actors_of(trainer: Any, manager: Any) -> dict[str, Any]:
-    """Return the actors without which a step of verl's V1 trainer never ends, by what they are. Rollout servers are
-    none of them: an episode hears of a dead server itself."""
-    out = {f"agent-loop worker {i}": worker for i, worker in enumerate(getattr(manager, "agent_loop_workers", ()))}
-    for name, title in (("actor_rollout_wg", "learner"), ("critic_wg", "critic")):
-        for rank, worker in enumerate(getattr(getattr(trainer, name, None), "workers", ())):
-            if worker not in out.values():  # roles share processes
-                out[f"{title} rank {rank}"] = worker
-    return out | {f"reward worker {i}": worker for i, worker in enumerate(trainer.get_reward_handles() or ())}
 
 
 def watch_over(trainer: Any, watch: Watch, first_error: Callable[[], Exception | None]) -> None:

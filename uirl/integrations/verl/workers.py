@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections import UserDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ActorDiedError
+from ray.exceptions import (
+    ActorDiedError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from uirl.errors import RolloutFailure
+from uirl.errors import ProcessLost, RolloutFailure
 from uirl.inference.models.packing import PackedPixels, pack_pixels
+from uirl.integrations.verl.agent_loop import close_context
 from uirl.integrations.verl.record import find_coordinator
 from uirl.integrations.verl.settings import Settings
 
@@ -149,3 +160,79 @@ def surviving(client: Any) -> Any:
     if type(client) is not LLMServerClient:
         return client  # somebody else's, or the one for asynchronous trainers
     return SurvivingClient(client.config, client._load_balancer)
+
+
+# whether the processes of a run still live: verl waits for their work in a loop that asks nobody
+
+DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, LocalRayletDiedError, ObjectLostError, OutOfMemoryError)
+"""Ray's errors that say a process or its machine is gone."""
+
+
+class Watch:
+    """Asks actors for a sign of life. One that is busy answers late, which is no death; a dead one makes Ray answer."""
+
+    def __init__(self, actors: Mapping[str, Any], every: float = 5.0) -> None:
+        """Watch `actors`: what to call them in messages -> handle. `every`: seconds between two questions."""
+        self._actors = dict(actors)
+        self._every = every
+        self._asked: dict[Any, str] = {}
+        self._next = 0.0
+
+    def dead(self, seconds: float = 0.0) -> dict[str, ActorDiedError]:
+        """Return those found dead since the last call, with what Ray says. Waits at most `seconds` for answers."""
+        if time.monotonic() >= self._next:
+            silent = set(self._asked.values())
+            self._asked |= {a.__ray_ready__.remote(): name for name, a in self._actors.items() if name not in silent}
+            self._next = time.monotonic() + self._every
+        answers, dead = list(self._asked), {}
+        for answer in ray.wait(answers, num_returns=len(answers), timeout=seconds)[0] if answers else ():
+            name = self._asked.pop(answer)
+            try:
+                ray.get(answer)
+            except ActorDiedError as error:
+                dead[name] = error
+            except RayActorError:
+                continue  # out of reach for the moment: it is asked again
+        return dead
+
+    def lost(self, error: BaseException) -> ProcessLost:
+        """Return the error of a run that cannot go on because of what Ray says, with the actor's name."""
+        dead = getattr(error, "actor_id", None)
+        names = (name for name, actor in self._actors.items() if dead and actor._actor_id.hex() == dead)
+        return lost(f"{next(names, 'a process of the run')} died", error)
+
+    def check(self) -> None:
+        """Raise ProcessLost where one has died."""
+        for name, error in self.dead().items():
+            raise lost(f"{name} died", error)
+
+
+def lost(what: str, error: BaseException) -> ProcessLost:
+    """Return the error of a run that cannot go on, with what Ray says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ProcessLost(
+        f"{what}: {' '.join(lines)[:600]}. The steps that were saved are not lost: run again with "
+        "checkpoint.resume=true and the same logging.run_name. Ray's log of the process (its dashboard, or "
+        "/tmp/ray/session_latest/logs) says why it ended"
+    )
+
+
+def actors_of(trainer: Any, manager: Any) -> dict[str, Any]:
+    """Return the actors without which a step of verl's V1 trainer never ends, by what they are. Rollout servers are
+    none of them: an episode hears of a dead server itself."""
+    out = {f"agent-loop worker {i}": worker for i, worker in enumerate(getattr(manager, "agent_loop_workers", ()))}
+    for name, title in (("actor_rollout_wg", "learner"), ("critic_wg", "critic")):
+        for rank, worker in enumerate(getattr(getattr(trainer, name, None), "workers", ())):
+            if worker not in out.values():  # roles share processes
+                out[f"{title} rank {rank}"] = worker
+    return out | {f"reward worker {i}": worker for i, worker in enumerate(trainer.get_reward_handles() or ())}
+
+
+def close_environments(manager: Any, seconds: float = 60.0) -> None:
+    """Close the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
+    may hold a phone or a browser somewhere else. A worker that is gone, or needs more than `seconds`, is left alone.
+    """
+    workers = getattr(manager, "agent_loop_workers", ())
+    for answer in [worker.__ray_call__.remote(close_context, seconds) for worker in workers]:
+        with suppress(RayActorError, TimeoutError):
+            ray.get(answer, timeout=seconds)
