@@ -139,7 +139,7 @@ def test_modules_are_loaded_by_text_in_registries_alone() -> None:
 
 
 def test_names_of_modules_in_texts_exist() -> None:
-    # also those that other programs load, as 'pkg://uirl.integrations.verl.tasks.dataset', and those in docstrings
+    # also those that other programs load, as 'pkg://uirl.integrations.verl.tasks', and those in docstrings
     stale = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):

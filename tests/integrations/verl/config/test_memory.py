@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.integrations.verl.models import PARAMETERS, qwen
+from uirl.inference.models.packing import pack_pixels
 from uirl.integrations.verl.config import memory
-from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
 from uirl.training.plan.shape import shape_of
 
 
@@ -99,7 +99,7 @@ def test_a_screenshot_is_as_large_as_verl_and_our_workers_keep_it() -> None:
     pixels = one.expand(-1, -1, 2, -1).reshape(patches, -1)
     assert pixels.nbytes == memory.pixels(vision, patches)
     frames = type("Processor", (), {"temporal_patch_size": 2})()
-    packed = PackedInputs({PIXELS: pixels}, frames).data[PIXELS]
+    packed = pack_pixels(pixels, frames)
     assert packed.codes.nbytes == memory.packed_pixels(vision, patches)
 
 

@@ -141,7 +141,7 @@ def pixels(vision: Vision, patches: float) -> float:
 
 
 def packed_pixels(vision: Vision, patches: float) -> float:
-    """Return the bytes of the same patches as our workers keep them (`uirl.integrations.verl.rollout.packing`): a byte
+    """Return the bytes of the same patches as our workers keep them (`uirl.integrations.verl.workers`): a byte
     per number, one frame."""
     return patches * vision.patch_numbers / vision.frames
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.integrations.verl.config.placement import check_heads
 from uirl.integrations.verl.config.run_memory import RunMemory
+from uirl.integrations.verl.placement import check_heads
 from uirl.training.plan.moment import FREE, GIB, Moment
 from uirl.training.plan.shape import Shape
 from uirl.training.plan.workload import PICTURE

@@ -9,9 +9,15 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.integrations.verl.config import memory
-from uirl.integrations.verl.config.placement import longest_sequence
-from uirl.integrations.verl.config.roles import Part, adapter_ranks, has_adapters, needs_reference, trained_parts
-from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.placement import (
+    Part,
+    adapter_ranks,
+    has_adapters,
+    longest_sequence,
+    needs_reference,
+    trained_parts,
+)
+from uirl.integrations.verl.settings import Settings
 from uirl.training.plan.moment import GIB
 from uirl.training.plan.shape import Shape, Vision
 from uirl.training.plan.windows import rows_within_budget
