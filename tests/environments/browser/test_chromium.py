@@ -86,14 +86,15 @@ def test_a_machine_without_browser_is_told_what_to_do(monkeypatch: pytest.Monkey
 
 
 async def test_pages_share_one_process_and_free_their_contexts() -> None:
-    browser = Chromium.shared()
-    assert browser is Chromium.shared()
+    assert Chromium.shared() is Chromium.shared()
+    browser = Chromium()
     assert browser.pid is None, "it starts with the first page"
     pages = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(5)))
     assert browser.starts == 1
     assert await contexts(browser) == 5
     await asyncio.gather(*(page.close() for page in pages))
     assert await contexts(browser) == 0
+    await browser.close()
 
 
 async def test_a_killed_browser_fails_its_pages_and_is_started_again() -> None:
@@ -117,7 +118,7 @@ async def test_a_killed_browser_fails_its_pages_and_is_started_again() -> None:
 async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(100, 100)
-    first, driver = browser.pid, process._drivers[asyncio.get_running_loop()]._process
+    first, driver = browser.pid, process._drivers[asyncio.get_running_loop()].process
     assert first is not None
     assert driver is not None
     waiting = asyncio.create_task(page.evaluate("new Promise(() => {})"))
@@ -215,9 +216,9 @@ async def test_a_forked_process_does_not_keep_the_pipe() -> None:
     driver = process._drivers[asyncio.get_running_loop()]
     pid = os.fork()
     if pid == 0:  # in the child: nothing may run on from here
-        os._exit(0 if driver._calls.closed else 1)
+        os._exit(0 if driver.pipe.closed else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not driver._calls.closed
+    assert not driver.pipe.closed
 
 
 async def test_a_large_picture_comes_whole() -> None:

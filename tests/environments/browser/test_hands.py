@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.environments.ui.keys import NAMED_KEYS
 
@@ -34,7 +35,7 @@ PAGE = """<!doctype html><body style="margin:0">
 </script></body>"""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def page(tmp_path: Path) -> Page:
     path = tmp_path / "page.html"
     path.write_text(PAGE)

@@ -15,10 +15,17 @@ import pytest
 
 from tests.environments.browser.miniwob_pages import click, contexts, picture, solve
 from tests.environments.browser.test_hostile import hurry
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
-from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.miniwob import (
+    DEMONSTRATED,
+    HANDS,
+    LEVELS,
+    NEEDS,
+    RELOADED,
+    MiniWobEnvironment,
+    page_names,
+    page_tags,
+)
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.environments.conformance import check_environment
 from uirl.environments.registry import create_environment
@@ -226,8 +233,8 @@ async def uncaught(page: Page) -> list[str]:
         details = event["exceptionDetails"]
         found.append(details.get("exception", {}).get("description") or details["text"])
 
-    page.tabs.first.session.on("Runtime.exceptionThrown", note)
-    await page.tabs.first.call("Runtime.enable")
+    page.first.session.on("Runtime.exceptionThrown", note)
+    await page.first.call("Runtime.enable")
     return found
 
 
@@ -374,7 +381,7 @@ def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:
 
 def test_importing_it_loads_neither_selenium_nor_torch_nor_the_browser_packages() -> None:
     program = (
-        "import sys; from uirl.environments.browser.miniwob.environment import MiniWobEnvironment as E; E(); "
+        "import sys; from uirl.environments.browser.miniwob import MiniWobEnvironment as E; E(); "
         "print([m for m in ('torch', 'selenium', 'miniwob', 'websockets', 'PIL') if m in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,8 +14,8 @@ import pytest
 from tests.environments.browser.miniwob_pages import contexts
 from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, play_with, scripted, specs
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.miniwob import MiniWobEnvironment
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
@@ -93,7 +93,7 @@ async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> Non
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     assert crashed._page is not None
     with pytest.raises(EnvironmentFailure, match="crashed"):
-        await crashed._page.tabs.first.call("Page.crash")
+        await crashed._page.first.call("Page.crash")
     lost = await sessions[0].step(COUNT)
     assert (lost.terminated, lost.reward, lost.observation.info["success"]) == (True, 0.0, False)
     assert "the page crashed" in lost.observation.text
@@ -357,7 +357,7 @@ async def test_a_browser_that_stops_answering_is_replaced() -> None:
 ORPHANS = """
 import asyncio, os, signal
 from uirl.environments.browser.process import Chromium
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+from uirl.environments.browser.miniwob import MiniWobEnvironment
 
 async def main():
     envs = [MiniWobEnvironment() for _ in range(4)]

@@ -1,28 +1,17 @@
-"""One tab of the browser: go somewhere, read, look. Every call ends within its time limit."""
+"""One tab of the browser, over Playwright's page. Every call ends within its time limit, or with a typed failure."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from uirl.environments.browser.page.dialogs import Dialog
-from uirl.environments.browser.page.problems import (
-    Blocked,
-    Moved,
-    PageLost,
-    Refused,
-    TabClosed,
-    Threw,
-    Unanswered,
-    Unopened,
-)
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
+from uirl.runtime.limits import shown
 
 if TYPE_CHECKING:
-    from playwright.async_api import CDPSession
+    from playwright.async_api import CDPSession, Dialog
     from playwright.async_api import Page as BrowserPage
 
 LOAD_SECONDS = 20.0
@@ -35,11 +24,9 @@ TWO_FRAMES = """new Promise(done => {
   document.addEventListener('visibilitychange', () => done(), {once: true});
   frame(() => frame(() => setTimeout(done)));
 })"""
-"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown.
-
-In the first a scroll arrives, and those who listen to it are called. What they ask for of a frame, and what watches
-where elements are, comes by the second.
-"""
+"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. In
+the first a scroll arrives, and those who listen to it are called. What they ask for of a frame, and what watches where
+elements are, comes by the second."""
 _LEFT = (
     *("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll"),
     *("Not attached to an active page", "uniqueContextId not found", "Frame was detached"),
@@ -52,72 +39,107 @@ _BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 T = TypeVar("T")
 
 
+class Unopened(EnvironmentFailure):
+    """An address that the browser did not open: it shows its error page, or still the page of before."""
+
+
+class PageLost(EnvironmentFailure):
+    """A page did this to itself: it crashed, closed itself, threw or did not stay.
+
+    After an action of the policy it is the policy's doing; before the first it is a failure of the environment.
+    """
+
+
+class Threw(PageLost):
+    """A script of ours found the page in a state in which it throws."""
+
+
+class Refused(EnvironmentFailure):
+    """The browser, or Playwright before it, refused a call."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.reason = reason
+
+
+class TabClosed(EnvironmentFailure):
+    """A tab beside the first was closed, by the policy or by itself: another one is shown."""
+
+
+class Moved(EnvironmentFailure):
+    """The page left the document that the call was for."""
+
+
+class Blocked(EnvironmentFailure):
+    """A dialog is open, and the page does nothing until it is answered: after an action of the policy, its choice."""
+
+
+class Unanswered(EpisodeTimeout):
+    """A call got no answer in time."""
+
+    def __init__(self, message: str, late: asyncio.Future[Any]) -> None:
+        super().__init__(message)
+        self.late = late
+        """The answer, should it come after all: then whoever waited for it gave up too early."""
+
+
+async def quietly(work: Awaitable[Any]) -> None:
+    """Await what matters no more where its page or the whole browser is gone."""
+    from playwright.async_api import Error
+
+    with contextlib.suppress(Error, EnvironmentFailure, EpisodeTimeout):
+        await work
+
+
 class Tab:
     """A tab belongs to a `Page`, which opens, shows and closes it."""
 
-    def __init__(self, page: BrowserPage, session: CDPSession, target: str, limit: Callable[[], float]) -> None:
-        """Use `open`. `limit` gives the seconds of a call that names none."""
+    dialog: Dialog | None = None
+    """The one that is open and left to the policy."""
+    limit: Callable[[], float]
+    """Gives the seconds of a call that names none."""
+    notice: Callable[[str], None]
+    """Takes what is told to the policy."""
+    typed: str | None = None
+    """What the policy has typed into it; None: what is proposed stands there."""
+    unreachable: str | None = None
+    """The address in whose place the browser's error page is shown; None: a page is shown."""
+    _ended: EnvironmentFailure | None = None
+    _loading = False
+    _world: int | None = None  # of the document that is shown
+
+    def __init__(self, page: BrowserPage, session: CDPSession, info: Mapping[str, Any]) -> None:
+        """Use `open`."""
         self.page = page
-        self.target = target
-        """The browser's name of the tab, and of its main frame."""
         self.session = session
         """For what Playwright has no words for, and for pictures and scripts, which are on the way of every step:
         `benchmarks/browser.py` has what it saves."""
-        self.dialog: Dialog | None = None
-        """The one that is open and left to the policy."""
-        self.title = ""
-        self.blank = False
+        self.context, self.target = str(info["browserContextId"]), str(info["targetId"])
+        """The browser's names of the context, and of the tab and its main frame."""
+        self.title = str(info["title"])
+        self.blank = not info["url"]
         """It has shown no document yet: the browser draws nothing of it."""
-        self.closed = False
-        """It is gone, and the page is not."""
-        self.notice: Callable[[str], None] = lambda words: None
-        self.unreachable: str | None = None
-        """The address in whose place the browser's error page is shown; None: a page is shown."""
-        self._limit = limit
-        self._broken: EnvironmentFailure | None = None
         self._loop = loop = asyncio.get_running_loop()
         self._interrupted: asyncio.Future[EnvironmentFailure] = loop.create_future()
         self._moved: asyncio.Future[None] = loop.create_future()  # done when the document is another one
-        self._begun = asyncio.Event()  # a navigation is under way
-        self._still = asyncio.Event()  # its opposite
+        self._leaving: asyncio.Future[None] = loop.create_future()  # done while a navigation is under way
+        self._still = asyncio.Event()  # the opposite
         self._still.set()
-        self._loading = False
-        self._world: int | None = None  # of the document that is shown
-        for name, handler in (
-            ("Page.frameRequestedNavigation", self._on_requested),
-            ("Page.frameStartedLoading", lambda event: self._on_loading(event, True)),
-            ("Page.frameStoppedLoading", lambda event: self._on_loading(event, False)),
-            ("Page.frameNavigated", self._on_document),
-        ):
-            session.on(name, handler)
+        session.on("Page.frameRequestedNavigation", self._on_requested)
+        session.on("Page.frameStartedLoading", lambda event: self.on_loading(event["frameId"], True))
+        session.on("Page.frameStoppedLoading", lambda event: self.on_loading(event["frameId"], False))
+        session.on("Page.frameNavigated", self._on_document)
 
     @classmethod
-    async def open(cls, page: BrowserPage, metrics: Mapping[str, Any], limit: Callable[[], float]) -> Tab:
-        """Return the tab of a page that was just opened. Raises what Playwright raises where it is gone again.
-
-        `metrics`: its size.
-        """
+    async def open(cls, page: BrowserPage, metrics: Mapping[str, Any]) -> Tab:
+        """Return the tab of a page that was just opened, of this size. Raises Playwright's error where it is gone."""
         session = await page.context.new_cdp_session(page)
         asked: list[dict[str, Any]] = await asyncio.gather(
             session.send("Target.getTargetInfo"),
             session.send("Page.enable"),
             session.send("Emulation.setDeviceMetricsOverride", dict(metrics)),
         )
-        found = asked[0]["targetInfo"]
-        tab = cls(page, session, found["targetId"], limit)
-        tab.blank, tab.title = not found["url"], str(found.get("title", ""))
-        return tab
-
-    @property
-    def url(self) -> str:
-        return self.page.url
-
-    @property
-    def broken(self) -> str | None:
-        """Why the tab must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
-        if self._broken is None and self.elsewhere:
-            self._broken = EnvironmentFailure("the browser belongs to another event loop")
-        return None if self._broken is None else str(self._broken)
+        return cls(page, session, asked[0]["targetInfo"])
 
     @property
     def elsewhere(self) -> bool:
@@ -125,28 +147,32 @@ class Tab:
         return asyncio.get_running_loop() is not self._loop
 
     @property
-    def under_way(self) -> bool:
-        """Whether the page is going somewhere else."""
-        return not self._still.is_set()
+    def broken(self) -> str | None:
+        """Why the tab must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
+        if self.elsewhere:
+            self._ended = self._ended or EnvironmentFailure("the browser belongs to another event loop")
+        return None if self._ended is None else str(self._ended)
 
-    def end(self, reason: str, own_doing: bool = False) -> None:
+    def check(self) -> None:
+        """Raise where the tab is unusable: EnvironmentFailure, PageLost, `TabClosed`, or `Blocked` by a dialog."""
+        if self.broken is not None:
+            raise type(self._ended)(f"this page is broken, open another: {self._ended}")  # type: ignore[misc]
+        if self.dialog is not None:
+            raise Blocked("a dialog is open")
+
+    def end(self, problem: EnvironmentFailure) -> None:
         """Mark the tab as unusable: the calls that wait fail, and so does every later one.
 
-        `own_doing`: the page brought it about, which is a PageLost.
+        PageLost: the page brought it about. `TabClosed`: others are open, and whoever waits has to look at them.
         """
-        if self._broken is None:
-            self._broken = (PageLost if own_doing else EnvironmentFailure)(reason)
+        self._ended = problem if isinstance(problem, TabClosed) else self._ended or problem
         if not self.elsewhere:
-            self._interrupt(self._broken)
-
-    def leave(self) -> None:
-        """Mark the tab as closed while others are open: whoever waits for it has to look at another (`TabClosed`)."""
-        self.closed = True
-        self._interrupt(TabClosed("the tab was closed"))
+            self._interrupt(self._ended)
 
     def block(self, dialog: Dialog | None = None) -> None:
         """End the calls that wait with `Blocked`; the `dialog`, where it is this tab's, waits for an answer."""
-        self.dialog = dialog or self.dialog
+        if dialog is not None:
+            self.dialog, self.typed = dialog, None
         self._interrupt(Blocked("a dialog is open"))
 
     def _interrupt(self, problem: EnvironmentFailure) -> None:
@@ -154,16 +180,8 @@ class Tab:
         self._interrupted = self._loop.create_future()
         self._set_still(True)
 
-    def check(self) -> None:
-        """Raise where the tab is unusable: EnvironmentFailure, PageLost, `TabClosed`, or `Blocked` by a dialog."""
-        if self.closed:
-            raise TabClosed("the tab was closed")
-        if self.broken is not None:
-            raise (PageLost if isinstance(self._broken, PageLost) else EnvironmentFailure)(
-                f"this page is broken, open another: {self._broken}"
-            )
-        if self.dialog is not None:
-            raise Blocked("a dialog is open")
+    def _break(self, reason: str) -> None:
+        self._ended = self._ended or EnvironmentFailure(reason)
 
     async def run(
         self,
@@ -179,7 +197,7 @@ class Tab:
         the limit) or is cut off breaks the tab, since what the page did meanwhile is unknown.
         """
         self.check()
-        seconds = self._limit() if timeout is None else timeout
+        seconds = self.limit() if timeout is None else timeout
         interrupted = self._interrupted
         doing = asyncio.ensure_future(call())
         try:
@@ -218,10 +236,6 @@ class Tab:
                 self._break(f"{what}: {reason}")
             raise (interrupted.result() if interrupted.done() else EnvironmentFailure(f"{what}: {reason}")) from None
 
-    def _break(self, reason: str) -> None:
-        if self._broken is None and not self.closed:
-            self._broken = EnvironmentFailure(reason)
-
     async def call(
         self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None, until: Any = None
     ) -> Any:
@@ -230,96 +244,85 @@ class Tab:
             lambda: self.session.send(method, dict(params or {})), method, timeout=timeout, until=until
         )
 
+    async def of_one_document(self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None) -> T:
+        """Return the result of a call that the page stays for. Raises PageLost where it leaves three times."""
+        for _ in range(3):
+            await self.settle()
+            # of a document that is gone no picture ever comes, and the browser does not say so
+            with contextlib.suppress(Moved):
+                return await self.run(call, what, timeout=timeout, until=self._moved)
+        raise PageLost(f"the page went elsewhere three times during {what}")
+
     async def answer(self, agree: bool, text: str | None = None) -> None:
-        """Answer the dialog that is open; `text`: what is written into it, where it asks for that."""
+        """Answer the dialog that is open; `text`: what is written into one that asks for that, None: its proposal."""
         dialog, self.dialog = self.dialog, None
         if dialog is None:
             return
-        if dialog.kind == "beforeunload" and agree:
+        if dialog.type == "beforeunload" and agree:
             self._expect()
+        written = dialog.default_value if text is None else text
         with contextlib.suppress(Moved):
-            await self.run(lambda: dialog.answer(agree, text), "the answer to a dialog")
+            await self.run(lambda: dialog.accept(written) if agree else dialog.dismiss(), "the answer to a dialog")
 
-    async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
-        """Load `url` and wait for its load event.
-
-        Raises `Unopened` where it cannot be loaded (a file to be kept counts), or takes too long: then loading stops.
-        """
-        try:
-            await self.run(
-                lambda: self.page.goto(url, timeout=timeout * 1000), f"going to {url}", timeout=2 * timeout + 1
-            )
-            await self._arrive(timeout)  # else its end would look like that of the next one
-        except Refused as error:
-            if "Timeout" in error.reason:
-                await self._stop_loading(timeout)
-                raise Unopened(f"{url} was not loaded within {timeout} s") from error
-            raise Unopened(
-                f"{url} cannot be opened: {error.reason.removeprefix('Page.goto: ').split(' at ')[0]}"
-            ) from error
-
-    async def travel(self, steps: int) -> bool:
-        """Go that many pages through the history, back where negative. False: there is no such page."""
-        history = await self.call("Page.getNavigationHistory")
-        wanted = history["currentIndex"] + steps
-        if not 0 <= wanted < len(history["entries"]):
-            return False
-        await self.call("Page.navigateToHistoryEntry", {"entryId": history["entries"][wanted]["id"]})
-        await self.settle()
-        return True
+    def question(self, has_action: bool) -> str:
+        """Return the dialog that is open in words for the policy, empty: none; `has_action`: it has one for dialogs."""
+        if self.dialog is None:
+            return ""
+        way = 'answer with the action dialog, "ok" or "cancel"'
+        way = way if has_action else "press enter to agree, escape to refuse"
+        if self.dialog.type == "beforeunload":
+            return f"the page asks whether to leave it, and what was changed may be lost; {way}"
+        proposed = f", and proposes {shown(self.dialog.default_value, 60)}" if self.dialog.default_value else ""
+        return f"the page asks: {self.dialog.message[:200]}{proposed}; {way}"
 
     async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Wait until the tab is not on its way to another page (at once, mostly); see `Page.settle`."""
         for _ in range(3):  # what it came to may lead on
             drew = not drawn or await self._draw()
-            if self.under_way:
-                await self._arrive(timeout)
+            if not self._still.is_set():
+                await self.arrive(timeout)
             if drew:
                 return
+
+    async def _draw(self) -> bool:
+        """Return whether the tab has drawn what was done to it; False: it went elsewhere instead."""
+        try:
+            where = {"contextId": await self._own_world(), "awaitPromise": True}
+            await self.call("Runtime.evaluate", {"expression": TWO_FRAMES, **where}, until=self._leaving)
+        except Moved:
+            return False
+        return True
 
     async def comes(self, seconds: float) -> bool:
         """Wait for the first document, which begins to load within `seconds`. False: there is none."""
         if self.blank:
-            begins = asyncio.ensure_future(self._begun.wait())
-            ends: set[asyncio.Future[Any]] = {self._moved, begins}
+            ends = {self._moved, self._leaving}
             await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            begins.cancel()
             await self.settle()
         return not self.blank
 
-    async def _draw(self) -> bool:
-        """Return whether the tab has drawn what was done to it; False: it went elsewhere instead."""
-        begins = asyncio.ensure_future(self._begun.wait())
-        try:
-            where = {"contextId": await self.world(), "awaitPromise": True}
-            await self.call("Runtime.evaluate", {"expression": TWO_FRAMES, **where}, until=begins)
-        except Moved:
-            return False
-        finally:
-            begins.cancel()
-        return True
-
-    async def _arrive(self, timeout: float) -> None:
+    async def arrive(self, timeout: float) -> None:
+        """Wait for the end of a navigation; where it takes longer than `timeout` seconds, it is stopped and told."""
         try:
             async with asyncio.timeout(timeout):
                 await self._still.wait()
         except TimeoutError:
             self.notice(f"the page had not finished loading after {timeout:g} s, and was stopped")
-            await self._stop_loading(timeout)
+            await self.stop_loading(timeout)
         self.check()
 
-    async def _stop_loading(self, timeout: float) -> None:
+    async def stop_loading(self, timeout: float) -> None:
         """Stop a navigation where it is. Raises EpisodeTimeout where page or browser do not."""
         with contextlib.suppress(Moved):
             await self.call("Page.stopLoading")
         try:
-            async with asyncio.timeout(min(timeout, self._limit())):
+            async with asyncio.timeout(min(timeout, self.limit())):
                 await self._still.wait()
         except TimeoutError as error:
             self._break("a navigation did not end, and could not be stopped")
             raise EpisodeTimeout("a navigation did not end, and could not be stopped") from error
 
-    async def world(self) -> int:
+    async def _own_world(self) -> int:
         """Return the browser's number of our world in the document that is shown."""
         if self._world is None:
             made = await self.call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
@@ -330,7 +333,7 @@ class Tab:
         """Return the JSON value of a JavaScript expression; see `Page.evaluate`."""
 
         async def ask() -> Any:
-            where = {"contextId": await self.world()} if apart else {}
+            where = {"contextId": await self._own_world()} if apart else {}
             return await self.session.send("Runtime.evaluate", {"expression": expression, **_BY_VALUE, **where})
 
         return _value_of(await self.of_one_document(ask, f"{expression[:120]!r}", timeout), expression)
@@ -344,49 +347,34 @@ class Tab:
         _value_of(answer, expression)
         return str(answer["result"]["objectId"])
 
-    async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
+    async def ask(self, handle: str, function: str, *arguments: Any) -> Any:
         """Return the JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
         Raises `Moved` or `Refused` where the page has gone elsewhere, `Threw` where the function throws.
         """
         values = [{"value": argument} for argument in arguments]
         params = {"objectId": handle, "functionDeclaration": function, "arguments": values, **_BY_VALUE}
-        return _value_of(await self.call("Runtime.callFunctionOn", params, timeout=timeout), function)
-
-    async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
-        """Return the visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
-        params = {"format": format, "quality": quality, "optimizeForSpeed": True}
-        taken = await self.of_one_document(lambda: self.session.send("Page.captureScreenshot", params), "its picture")
-        return base64.b64decode(taken["data"])
-
-    async def of_one_document(self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None) -> T:
-        """Return the result of a call that the page stays for. Raises PageLost where it leaves three times."""
-        for _ in range(3):
-            await self.settle()
-            # of a document that is gone no picture ever comes, and the browser does not say so
-            with contextlib.suppress(Moved):
-                return await self.run(call, what, timeout=timeout, until=self._moved)
-        raise PageLost(f"the page went elsewhere three times during {what}")
+        return _value_of(await self.call("Runtime.callFunctionOn", params), function)
 
     def _set_still(self, still: bool) -> None:
         (self._still.set if still else self._still.clear)()
-        (self._begun.clear if still else self._begun.set)()
+        if still and self._leaving.done():
+            self._leaving = self._loop.create_future()
+        elif not still and not self._leaving.done():
+            self._leaving.set_result(None)
 
     def _expect(self) -> None:
         """Record that a navigation was requested, which starts in a moment or not at all."""
         self._set_still(False)
-        self._loop.call_later(STARTS_WITHIN, self._set_still_unless_loading)
-
-    def _set_still_unless_loading(self) -> None:
-        if not self._loading:
-            self._set_still(True)
+        self._loop.call_later(STARTS_WITHIN, lambda: self._set_still(not self._loading))
 
     def _on_requested(self, event: Mapping[str, Any]) -> None:
         if event["frameId"] == self.target and event.get("disposition", "currentTab") == "currentTab":
             self._expect()
 
-    def _on_loading(self, event: Mapping[str, Any], loading: bool) -> None:
-        if event["frameId"] == self.target:
+    def on_loading(self, frame: str, loading: bool) -> None:
+        """Handle the beginning or the end of the loading of a frame, told by the browser."""
+        if frame == self.target:
             self._loading = loading
             self._set_still(not loading)
 
