@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from uirl.environments.browser import process
+from uirl.environments.browser.process import Chromium
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +27,6 @@ async def nothing_is_left() -> AsyncIterator[None]:
         if key[0] is asyncio.get_running_loop():
             for page in list(browser._pages):
                 await page.close()
-            if (browser.starts, browser.timeout, browser.allowed, browser.scale) != (1, 10.0, (), 1.0):
+            if (browser.starts, browser.timeout, browser.allowed, browser.scale) != (1, Chromium().timeout, (), 1.0):
                 await browser.close()
                 del process._shared[key]

@@ -107,12 +107,10 @@ class Thing:
 
     async def element(self, page: BrowserPage) -> ElementHandle:
         """Return the browser's handle of it."""
-        found: Any
         if self.list is None:
-            found = await page.locator(f"aria-ref={self.ref}").element_handle(timeout=PATIENCE)
-        else:
-            found = (await self.list.evaluate_handle("(held, n) => held.elements[n]", self.index)).as_element()
-        return found
+            return await page.locator(f"aria-ref={self.ref}").element_handle(timeout=PATIENCE)
+        found: Any = await self.list.evaluate_handle("(held, n) => held.elements[n]", self.index)
+        return found.as_element()
 
     @property
     def position(self) -> Any:
@@ -162,7 +160,6 @@ async def _things_of(frame: Frame, searched: list[int]) -> list[Thing]:
 
 
 def _lifted(thing: Thing, around: Any, seen: bool) -> Thing:
-    """Return a thing of a frame with its place in the window."""
     if not seen or thing.mark is None or thing.place is None:
         return replace(thing, mark=None, place=None)
     left, top, across, down = around["left"], around["top"], around["across"], around["down"]
@@ -176,12 +173,7 @@ def _lifted(thing: Thing, around: Any, seen: bool) -> Thing:
 
 
 async def perform(
-    page: Page,
-    action: ui.UIAction,
-    viewport: Viewport,
-    *,
-    marks: Sequence[Thing] = (),
-    origins: Collection[str] = (),
+    page: Page, action: ui.UIAction, viewport: Viewport, *, marks: Sequence[Thing] = (), origins: Collection[str] = ()
 ) -> str | None:
     """Carry out an action; return a str where that is impossible: why, in words for the policy.
 
@@ -298,7 +290,6 @@ async def _on_element(page: Page, action: Any, at: Place, marks: Sequence[Thing]
 
 
 def _in_words(reason: Sequence[str]) -> str:
-    """Return what Playwright refused, in words for the policy."""
     for line in reversed(reason):
         for pattern, words in _REFUSALS.items():
             seen = re.search(pattern, line)

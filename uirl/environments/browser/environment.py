@@ -387,12 +387,9 @@ class PageEnvironment(ConfigurableEnvironment):
 
     def spawn(self) -> Self:
         """Return another environment with the same options and a page of its own in the same browser."""
-        kept = self._page, self._named
-        self._page, self._named = None, ()
-        try:
-            return copy.deepcopy(self)
-        finally:
-            self._page, self._named = kept
+        other = copy.copy(self)
+        other._page, other._named = None, ()
+        return copy.deepcopy(other)
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """Return these pages without what shows them, and without the goal in words (the page may show it)."""

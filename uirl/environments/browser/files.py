@@ -26,7 +26,6 @@ class PageFiles:
     """Choosers and downloads of the tabs of one page."""
 
     def __init__(self, notice: Callable[[str], None], spawn: Callable[[Awaitable[Any]], None]) -> None:
-        """Create it: `notice` takes what is told to the policy, `spawn` runs what nobody waits for."""
         self._notice = notice
         self._spawn = spawn
         self._offered: Mapping[str, bytes] = {}
@@ -39,7 +38,6 @@ class PageFiles:
         """Name -> where it is, of the downloads of this episode that are whole."""
 
     def listen(self, tab: Tab) -> None:
-        """Listen to the events of a tab."""
         begun: dict[str, str] = {}  # the browser's name of a download -> address
 
         def expect(event: Mapping[str, Any]) -> None:
@@ -144,7 +142,6 @@ class PageFiles:
             self._spawn(download.cancel())
 
     async def _follow(self, name: str, download: Download) -> None:
-        """Wait for the end of a download."""
         from playwright.async_api import Error
 
         path = None

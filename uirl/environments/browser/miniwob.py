@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from uirl.environments.options import Names, OptionsLike
 from uirl.environments.ui.vocabulary import Click, UIAction
 from uirl.errors import ConfigError, did_you_mean
 from uirl.runtime.assets import read_asset
-from uirl.types import Action, Observation, Task
+from uirl.types import Action, Task
 
 Spot = tuple[float, float, str]
 """A position on the page, and the word for what is there."""
@@ -32,7 +33,6 @@ LEVELS = ("easy", "medium", "hard")
 """One of them: one action; a few; many, or thought."""
 AREA = (0, 50, 160, 160)
 """Left, top, width and height of the part below the instruction, in page pixels."""
-
 RELOADED = frozenset({
     "book-flight", "book-flight-nodelay", "chase-circle", "choose-date", "choose-date-easy", "choose-date-medium",
     "choose-date-nodelay", "click-button", "click-collapsible", "click-collapsible-2", "click-collapsible-2-nodelay",
@@ -43,33 +43,25 @@ RELOADED = frozenset({
 """Pages that a new seed alone does not clear: something of the last episode stays on the screen. On all others,
 episodes of clicks after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each).
 What typing, dragging and scrolling leave behind is another matter: with those every page is loaded anew."""
-
 SOLVED_FROM = {
     "bisect-angle": 0.9, "chase-circle": 0.9, "circle-center": 0.9, "find-midpoint": 0.9, "moving-items": 0.9,
     "right-angle": 0.95, "use-colorwheel": 0.95, "use-colorwheel-2": 0.95,
 }  # fmt: skip
 """Page -> reward of the page from which it is solved, where the page measures a distance, an angle, a colour or a time,
 and no hand hits 1. On all others it is solved at 1: less is paid for a part."""
-
 GUARD = read_asset(__package__, "miniwob.js")
 """JavaScript that keeps the score of a loaded page, and gives the object that begins episodes and tells how they stand.
 
-The score board at the right is hidden: it is outside the picture, but a page that sets the focus can scroll to it, and
-its clock repaints every second. The largest timer a page can set stands for 'no time limit'; the cover that appears at
-the end loses its handler, so that no late click begins another episode over the reward.
+The score board is hidden: a page that sets the focus can scroll to it, and its clock repaints every second. The largest
+timer stands for 'no time limit'; the cover at the end loses its handler: no late click begins another episode.
+Animations are over at once: how far they are after an action depends on how busy the machine is.
 
-jQuery's animations (a calendar that slides open) are over at once: how far they are after an action depends on how busy
-the machine is.
-
-What is read is the first call of the page's own `core.endEpisode` in an episode, kept where no script of the page can
-reach or change it: its global variables count for nothing. What remains possible is that a script calls
-`core.endEpisode` itself. A policy cannot bring one in: it has a mouse and a keyboard, `goto` leads nowhere, and from
+The first call of the page's own `core.endEpisode` in an episode counts, kept where no script of the page can reach or
+change it. What remains possible is that a script calls it. A policy cannot bring one in: `goto` leads nowhere, and from
 here on the page runs no script that comes with text."""
-
 BEGIN = "function (seed) { return this.start(seed); }"
 STATE = "function () { return this.state(); }"
 """Functions for the object that `GUARD` gives."""
-
 _TEXT = "e => e.textContent"
 _NONE = "e => ''"
 _DIALOG_BUTTON = "e => e.closest('.ui-dialog-titlebar') ? 'x' : e.textContent"
@@ -84,10 +76,7 @@ _TARGETS = {
     "click-dialog": ("[one('button.ui-button')]", _NONE),
     "click-button": ("first(all('#area button'), e => e.innerHTML === quoted)", _TEXT),
     "click-link": ("first(all('.alink'), e => e.innerHTML === quoted)", _TEXT),
-    "click-color": (
-        "first(all('#area .color'), e => goal.includes(' ' + e.dataset.color + ' '))",
-        "e => e.dataset.color",
-    ),
+    "click-color": ("first(all('#area .color'), e => goal.includes(` ${e.dataset.color} `))", "e => e.dataset.color"),
     "click-widget": ("first(all('#area [data-type]'), e => e.dataset.type === quoted)", "e => e.dataset.type"),
     "click-tab": ("first(all('#area ul a'), e => goal.includes(e.textContent))", _TEXT),
     "click-dialog-2": (f"first(all('.ui-dialog button'), e => ({_DIALOG_BUTTON})(e) === quoted)", _DIALOG_BUTTON),
@@ -98,7 +87,6 @@ _TARGETS = {
 }
 """Page -> JavaScript of the element to click first, then the others that a careless hand could mean; and of the word
 for an element, as the instruction calls it."""
-
 DEMONSTRATED = tuple(_TARGETS)
 """Pages with a demonstrator."""
 
@@ -123,7 +111,7 @@ def page_folder() -> Path:
 
 @cache
 def page_names() -> tuple[str, ...]:
-    """Return the names of all pages, sorted: 'ascending-numbers', ..., 'visual-addition'."""
+    """Return the names of all pages, sorted."""
     return tuple(sorted(path.stem for path in page_folder().glob("*.html")))
 
 
@@ -179,6 +167,9 @@ class MiniWobEnvironment(PageEnvironment):
 
     options_class = MiniWobOptions
     options: MiniWobOptions
+    _shown: str | None = None  # name of the page that is loaded
+    _guard = ""
+    _spots: Sequence[Spot] = ()  # the target, then the others
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
         """Create an environment that opens its page at the first reset. Options: see `MiniWobOptions`.
@@ -187,27 +178,16 @@ class MiniWobEnvironment(PageEnvironment):
         """
         super().__init__(config, options, **keys)
         self._names = _chosen_pages(self.options.task, self.options.tags)
-        self._carelessness = self.options.error_rate
-        self.demonstrator_may_fail = self._carelessness > 0
-        self._shown: str | None = None  # name of the page that is loaded
-        self._guard = ""
-        self._spots: list[Spot] = []  # the target, then the others
-        self._random = random.Random(0)
-
-    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """Return the instruction and the picture of a new episode.
-
-        `task`: one of `tasks()`; None: by the seed. `seed`: the same seed gives the same page, pixel by pixel (but for
-        those tagged 'moving'); None: the task's own, else a new one.
-        """
-        return await super().reset(task, seed)
+        self.demonstrator_may_fail = self.options.error_rate > 0
 
     async def furnish(self, page: Page) -> None:
         self._shown = None
 
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
         self._random = random.Random(seed)
-        name = self._name_of(task)
+        name = "" if task is None else task.id.removeprefix("miniwob/")
+        if task is None or (name == task.id and name not in page_names()):
+            name = self._random.choice(self._names)
         if self._shown != name or name in RELOADED or self.space.names != ("click",):
             self._shown = None
             await page.goto(page_url(name))
@@ -237,10 +217,8 @@ class MiniWobEnvironment(PageEnvironment):
         if self.space.names != ("click",) or self.space.marks or self.space.coordinates != "pixels":
             return super().get_prompt_prefix()
         width, height = self.picture_size
-        form = (
-            '{"action":"click","target":WORD,"x":X,"y":Y}' if self.space.targets else '{"action":"click","x":X,"y":Y}'
-        )
-        return f"Do what is asked. Reply {form} in pixels of the {width}x{height} picture."
+        form = '"target":WORD,"x":X,"y":Y' if self.space.targets else '"x":X,"y":Y'
+        return f'Do what is asked. Reply {{"action":"click",{form}}} in pixels of the {width}x{height} picture.'
 
     def tasks(self) -> list[Task]:
         """Return one task per page, named 'miniwob/<page>', with its tags."""
@@ -255,22 +233,12 @@ class MiniWobEnvironment(PageEnvironment):
         """Return the demonstrator's click; None where this page has no demonstrator or nothing is left to click."""
         if not self._spots:
             return None
-        if self._random.random() < self._carelessness:
+        if self._random.random() < self.options.error_rate:
             if len(self._spots) == 1:
                 width, height = self.picture_size
                 return self.act(Click(self._random.randrange(width), self._random.randrange(height)), self._spots[0][2])
             return self.act_at(*self._random.choice(self._spots))
         return self.act_at(*self._spots[0])
-
-    async def close(self) -> None:  # type: ignore[override]
-        self._spots = []
-        await super().close()
-
-    def _name_of(self, task: Task | None) -> str:
-        name = "" if task is None else task.id.removeprefix("miniwob/")
-        if task is not None and (name != task.id or name in page_names()):
-            return name
-        return self._random.choice(self._names)
 
 
 def _chosen_pages(task: str | tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:

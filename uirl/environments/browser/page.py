@@ -83,7 +83,7 @@ def key_name(key: str, shifted: bool = False) -> str:
 def _by_hand(
     do: Callable[Concatenate[Page, BrowserPage, P], Awaitable[None]],
 ) -> Callable[Concatenate[Page, P], Awaitable[None]]:
-    """Make a method that uses Playwright's page an action on the tab that is shown; see `Page.act`."""
+    """Make a method an action on the tab that is shown; see `Page.act`."""
 
     @functools.wraps(do)
     async def act(self: Page, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -92,9 +92,7 @@ def _by_hand(
     return act
 
 
-class Owner(Protocol):
-    """What a page needs of the browser that it is in, see `Chromium`."""
-
+class Owner(Protocol):  # see `Chromium`
     timeout: float
 
     async def close_window(self, target: str) -> None: ...
@@ -111,7 +109,6 @@ class Page:
     """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
 
     def __init__(self, context: BrowserContext, owner: Owner, metrics: Mapping[str, Any]) -> None:
-        """Use `open`."""
         self.context = context
         self.tabs: list[Tab] = []
         """In the order in which they were opened. The first one is the page of the task and stays open."""
@@ -465,7 +462,6 @@ class Page:
             self._opening[target].set_result(None)
 
     def _on_window(self, target: str) -> None:
-        """Handle a window that opened and shows nothing yet."""
         self._opened += 1
         if self._opened > MOST_WINDOWS:
             self.first.end(PageLost(f"the page opened more than {MOST_WINDOWS} windows at once"))
@@ -480,7 +476,7 @@ class Page:
         self._spawn(self._take_in(target, wanted, LOAD_SECONDS if leads else SHOWS_WITHIN))
 
     async def _adopt(self, made: BrowserPage) -> None:
-        """Make a tab of a window that shows its first page; one that is gone again, or hangs, is none."""
+        # one that is gone again, or hangs, is no tab
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._owner.timeout):
                 tab = await self._tab(made)
@@ -523,7 +519,6 @@ class Page:
         await tab.call("Page.bringToFront")
 
     async def _drop(self, tab: Tab) -> None:
-        """Take a tab that is or will be closed from the list."""
         if tab in self.tabs:
             number = self.tabs.index(tab)
             self.tabs.remove(tab)
@@ -532,7 +527,7 @@ class Page:
                 await quietly(self._show(self.tabs[number - 1]))
 
     def _on_told(self, kind: str, words: str) -> None:
-        """Handle what the script of `EVERY_DOCUMENT` says, or the page in its name: no more than words."""
+        # the script of `EVERY_DOCUMENT` says so, or the page in its name
         if kind == "copied":
             self._clipboard = str(words)
         else:

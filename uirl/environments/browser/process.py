@@ -41,7 +41,7 @@ MAX_PAGE_MEMORY = 2 << 30
 """Bytes of data (`RLIMIT_DATA`) of a process that runs pages. One that needs more crashes, which is an outcome of its
 episode; one that the system kills when the machine has no memory left would be a failure of the machine."""
 _CLIPBOARD = "http://localhost/clipboard"
-"""Of a page of our own, which alone may write the browser's clipboard."""
+"""Of a page of ours, which alone may write the browser's clipboard."""
 
 
 def find_executable() -> str | None:
@@ -72,12 +72,9 @@ def find_executable() -> str | None:
 
 
 def _playwrights_folder() -> Path:
-    """Return where `playwright install` puts its browsers."""
-    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH")
-    if named and named != "0":
-        return Path(named)
+    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", "0")
     cache = {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
-    return Path.home() / cache / "ms-playwright"
+    return Path.home() / cache / "ms-playwright" if named in ("", "0") else Path(named)
 
 
 class Chromium:
@@ -146,11 +143,8 @@ class Chromium:
         return page
 
     async def hangs(self, late: asyncio.Future[Any] | None = None) -> bool:
-        """Return whether the page hangs, and not the browser or a busy machine.
-
-        It does where another page is opened, draws and is closed in the time that one call has, and `late`, the answer
-        that the page owes, has not come meanwhile (None: it owes none).
-        """
+        """Return whether the page hangs, and not the browser or a busy machine: another page opens, draws and closes in
+        the time that one call has, and `late`, the answer that the page owes (None: none), has not come meanwhile."""
         if self._browser is None or not self._browser.is_connected():
             return False
         try:
@@ -163,10 +157,7 @@ class Chromium:
             return False
 
     async def probe(self) -> None:
-        """End the browser where it does not answer a request of its own.
-
-        For after a call that timed out, to tell a page that hangs from a browser that does.
-        """
+        """End the browser where it does not answer a request of its own: for after a call that timed out."""
         try:
             async with _within(self.timeout, "the browser"):
                 if self._session is not None:
@@ -262,14 +253,13 @@ class Chromium:
             self.pid = os.getpgid(pid) if hasattr(os, "getpgid") else pid
             browser.on("disconnected", lambda _: self._stopped(browser))
             for what in ("Created", "InfoChanged", "Crashed", "Destroyed"):
-                session.on(f"Target.target{what}", functools.partial(self._on_target, what))
+                session.on(f"Target.target{what}", functools.partial(self._tell, what))
             await session.send("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
         self._session = session
         self.starts += 1
         return browser
 
-    def _on_target(self, what: str, event: Mapping[str, Any]) -> None:
-        # where the whole browser ends, that is told first, or never
+    def _tell(self, what: str, event: Mapping[str, Any]) -> None:
         for page in list(self._pages):
             page.on_target(what, event)
 

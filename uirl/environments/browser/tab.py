@@ -24,9 +24,8 @@ TWO_FRAMES = """new Promise(done => {
   document.addEventListener('visibilitychange', () => done(), {once: true});
   frame(() => frame(() => setTimeout(done)));
 })"""
-"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. In
-the first a scroll arrives, and those who listen to it are called. What they ask for of a frame, and what watches where
-elements are, comes by the second."""
+"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. A
+scroll arrives in the first; what its listeners ask for, and what watches where elements are, comes by the second."""
 _LEFT = (
     *("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll"),
     *("Not attached to an active page", "uniqueContextId not found", "Frame was detached"),
@@ -109,7 +108,6 @@ class Tab:
     _world: int | None = None  # of the document that is shown
 
     def __init__(self, page: BrowserPage, session: CDPSession, info: Mapping[str, Any]) -> None:
-        """Use `open`."""
         self.page = page
         self.session = session
         """For what Playwright has no words for, and for pictures and scripts, which are on the way of every step:
@@ -184,12 +182,7 @@ class Tab:
         self._ended = self._ended or EnvironmentFailure(reason)
 
     async def run(
-        self,
-        call: Callable[[], Awaitable[T]],
-        what: str,
-        *,
-        timeout: float | None = None,
-        until: asyncio.Future[Any] | None = None,
+        self, call: Callable[[], Awaitable[T]], what: str, *, timeout: float | None = None, until: Any = None
     ) -> T:
         """Return what a call to the browser gives while the tab is there and the dialog is not.
 
@@ -230,19 +223,13 @@ class Tab:
                 raise Threw(f"what the page gave cannot be told, at {what}: {reason}") from None
             if not any(words in reason for words in _GONE):
                 raise Refused(what, reason) from None
-            # the browser says why in a moment
-            await asyncio.wait({interrupted}, timeout=1.0)
-            if not interrupted.done():
-                self._break(f"{what}: {reason}")
+            await asyncio.wait({interrupted}, timeout=1.0)  # the browser says why in a moment
+            self._break(f"{what}: {reason}")
             raise (interrupted.result() if interrupted.done() else EnvironmentFailure(f"{what}: {reason}")) from None
 
-    async def call(
-        self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None, until: Any = None
-    ) -> Any:
+    async def call(self, method: str, params: Mapping[str, Any] | None = None, until: Any = None) -> Any:
         """Return the result of a method of the DevTools protocol."""
-        return await self.run(
-            lambda: self.session.send(method, dict(params or {})), method, timeout=timeout, until=until
-        )
+        return await self.run(lambda: self.session.send(method, dict(params or {})), method, until=until)
 
     async def of_one_document(self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None) -> T:
         """Return the result of a call that the page stays for. Raises PageLost where it leaves three times."""
@@ -285,10 +272,9 @@ class Tab:
                 return
 
     async def _draw(self) -> bool:
-        """Return whether the tab has drawn what was done to it; False: it went elsewhere instead."""
         try:
             where = {"contextId": await self._own_world(), "awaitPromise": True}
-            await self.call("Runtime.evaluate", {"expression": TWO_FRAMES, **where}, until=self._leaving)
+            await self.call("Runtime.evaluate", {"expression": TWO_FRAMES, **where}, self._leaving)
         except Moved:
             return False
         return True
@@ -323,14 +309,17 @@ class Tab:
             raise EpisodeTimeout("a navigation did not end, and could not be stopped") from error
 
     async def _own_world(self) -> int:
-        """Return the browser's number of our world in the document that is shown."""
         if self._world is None:
             made = await self.call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
             self._world = int(made["executionContextId"])
         return self._world
 
     async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
-        """Return the JSON value of a JavaScript expression; see `Page.evaluate`."""
+        """Return the JSON value of a JavaScript expression; a promise is awaited.
+
+        `apart`: in a world of ours, which sees the same document and none of the page's variables, and which the page's
+        scripts can neither see nor change. Raises `Threw` where it throws, PageLost where the page does not stay.
+        """
 
         async def ask() -> Any:
             where = {"contextId": await self._own_world()} if apart else {}
@@ -339,10 +328,7 @@ class Tab:
         return _value_of(await self.of_one_document(ask, f"{expression[:120]!r}", timeout), expression)
 
     async def hold(self, expression: str) -> str:
-        """Return a handle of the object that a JavaScript expression gives; the page's scripts cannot reach it.
-
-        It is good for `ask` until the page loads another document.
-        """
+        """Return a handle for `ask` of the object that a JavaScript expression gives, good while the document stays."""
         answer = await self.call("Runtime.evaluate", {"expression": expression})
         _value_of(answer, expression)
         return str(answer["result"]["objectId"])
@@ -363,8 +349,7 @@ class Tab:
         elif not still and not self._leaving.done():
             self._leaving.set_result(None)
 
-    def _expect(self) -> None:
-        """Record that a navigation was requested, which starts in a moment or not at all."""
+    def _expect(self) -> None:  # a navigation was requested, which starts in a moment or not at all
         self._set_still(False)
         self._loop.call_later(STARTS_WITHIN, lambda: self._set_still(not self._loading))
 
@@ -387,7 +372,6 @@ class Tab:
 
 
 def _value_of(answer: Mapping[str, Any], expression: str) -> Any:
-    """Return the value in the answer to an expression. Raises `Threw`."""
     thrown = answer.get("exceptionDetails")
     if thrown is not None:
         what = thrown.get("exception", {}).get("description") or thrown.get("text", "")
