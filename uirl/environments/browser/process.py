@@ -35,8 +35,6 @@ FLAGS = (
 """Beside those that Playwright gives."""
 DEAD_PROXY = "http://127.0.0.1:9"
 """Where every request goes, loopback included, that is not allowed: nobody listens there."""
-SMALL_SHM = 512 * 2**20
-"""Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
 MAX_PAGE_MEMORY = 2 << 30
 """Bytes of data (`RLIMIT_DATA`) of a process that runs pages. One that needs more crashes, which is an outcome of its
 episode; one that the system kills when the machine has no memory left would be a failure of the machine."""
@@ -227,12 +225,15 @@ class Chromium:
         executable = self._executable or find_executable()
         driver = await _driver()
         # where a page has a scale of its own, one click in ten is lost
-        scale = f"--force-device-scale-factor={self.scale:g}"
+        args = [*FLAGS, *network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
+        if sys.platform == "linux" and shutil.which("prlimit") is not None:
+            # The zygote is forked into every process that runs pages. The browser's own keeps the pictures of all.
+            args.append(f"--zygote-cmd-prefix=prlimit --data={MAX_PAGE_MEMORY}:")
         signals: Any = dict.fromkeys(("handle_sigint", "handle_sigterm", "handle_sighup"), False)
         try:
             browser = await driver.chromium.launch(
                 executable_path=executable,
-                args=[*FLAGS, *_flags_of_the_system(), *network_flags(self.allowed), scale],
+                args=args,
                 timeout=self.start_timeout * 1000,
                 # Chromium refuses to run as root with its sandbox
                 chromium_sandbox=not (hasattr(os, "geteuid") and os.geteuid() == 0),
@@ -276,7 +277,8 @@ class Chromium:
         self._browser = self._session = None
         if pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left: the polite way worked
-                os.killpg(pid, signal.SIGKILL) if hasattr(os, "killpg") else os.kill(pid, signal.SIGTERM)
+                end, how = (os.killpg, signal.SIGKILL) if hasattr(os, "killpg") else (os.kill, signal.SIGTERM)
+                end(pid, how)
 
 
 @contextlib.asynccontextmanager
@@ -304,18 +306,6 @@ def network_flags(allowed: Sequence[str]) -> list[str]:
         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
         "--disable-quic",
     ]
-
-
-def _flags_of_the_system() -> list[str]:
-    if sys.platform != "linux":
-        return []
-    flags, shm = [], Path("/dev/shm")
-    if not shm.is_dir() or shutil.disk_usage(shm).total < SMALL_SHM:
-        flags.append("--disable-dev-shm-usage")
-    if shutil.which("prlimit") is not None:
-        # The zygote is forked into every process that runs pages. The browser's own process keeps the pictures of all.
-        flags.append(f"--zygote-cmd-prefix=prlimit --data={MAX_PAGE_MEMORY}:")
-    return flags
 
 
 class _Driver:
