@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page import Page
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs

@@ -13,7 +13,7 @@ import pytest
 import uirl
 from uirl.cli.main import main
 from uirl.environments import scripted_success
-from uirl.environments.browser.options import PageOptions
+from uirl.environments.browser.environment import PageOptions
 from uirl.environments.browser.web import WebEnvironment
 
 PAGE = (Path(uirl.__file__).parent.parent / "docs" / "your_own_web_app.md").read_text()

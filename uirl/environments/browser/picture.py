@@ -1,10 +1,11 @@
-"""What of a page becomes the picture, at which size, and where its pixels are on the page."""
+"""The picture of a page: which part at which size, where its pixels are, and the numbers that are drawn on it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError
 from uirl.images import Screenshot
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Box = tuple[int, int, int, int]
+COLOURS = ((200, 30, 30), (20, 90, 200), (10, 120, 50), (150, 60, 160), (170, 90, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,14 @@ class Viewport:
 
     @staticmethod
     def of(
-        width: int,
-        height: int,
-        zoom: float = 1.0,
-        crop: Box | None = None,
-        image_size: tuple[int, int] | None = None,
+        width: int, height: int, zoom: float = 1.0, crop: Box | None = None, image_size: tuple[int, int] | None = None
     ) -> Viewport:
         """Return a viewport of a page of this size. Raises ConfigError for a crop that reaches outside."""
-        box = (0, 0, width, height) if crop is None else crop
-        left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
-        if min(left, top) < 0 or right > width or bottom > height:
+        left, top, across, down = box = crop or (0, 0, width, height)
+        if min(left, top) < 0 or left + across > width or top + down > height:
             raise ConfigError(f"crop {box} reaches outside the page of {width} x {height} pixels")
-        return Viewport((width, height), zoom, box, image_size or (_scaled(box[2], zoom), _scaled(box[3], zoom)))
+        drawn = max(1, round(across * zoom)), max(1, round(down * zoom))
+        return Viewport((width, height), zoom, box, image_size or drawn)
 
     @property
     def is_capture(self) -> bool:
@@ -74,17 +72,28 @@ class Viewport:
 
     def box(self, left: float, top: float, right: float, bottom: float) -> Box:
         """Return the picture pixels (left, top, right, bottom) that show a box of the page, cut at the edges."""
-        x, y, width, height = self.crop
-        columns = [round((side - x) * self.size[0] / width) for side in (left, right)]
-        rows = [round((side - y) * self.size[1] / height) for side in (top, bottom)]
-        last_column, last_row = self.size[0] - 1, self.size[1] - 1
-        return (
-            min(max(columns[0], 0), last_column),
-            min(max(rows[0], 0), last_row),
-            min(max(columns[1], 0), last_column),
-            min(max(rows[1], 0), last_row),
-        )
+
+        def cut(side: float, axis: int) -> int:
+            size = self.size[axis]
+            return min(max(round((side - self.crop[axis]) * size / self.crop[axis + 2]), 0), size - 1)
+
+        return cut(left, 0), cut(top, 1), cut(right, 0), cut(bottom, 1)
 
 
-def _scaled(side: int, zoom: float) -> int:
-    return max(1, round(side * zoom))
+def draw_marks(picture: Image, boxes: Sequence[Box]) -> Image:
+    """Return a copy of the picture with a numbered frame, from 1, around each box (left, top, right, bottom)."""
+    from PIL import ImageDraw, ImageFont
+
+    drawn = picture.copy()
+    canvas = ImageDraw.Draw(drawn)
+    font: Any = ImageFont.load_default(size=max(8, min(14, picture.height // 30)))
+    for number, (left, top, right, bottom) in enumerate(boxes, start=1):
+        colour = COLOURS[number % len(COLOURS)]
+        canvas.rectangle((left, top, right, bottom), outline=colour)
+        _, _, width, height = canvas.textbbox((0, 0), str(number), font=font)
+        # Inside the picture, above the box where there is room: the number must not hide what it names.
+        x = min(left, picture.width - int(width) - 3)
+        y = top - int(height) - 2 if top > height + 2 else top
+        canvas.rectangle((x, y, x + width + 2, y + height + 1), fill=colour)
+        canvas.text((x + 1, y), str(number), fill="white", font=font)
+    return drawn

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from uirl.environments.browser.page.elements import Thing
-from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.acting import Thing
+from uirl.environments.browser.tab import Tab
 from uirl.runtime.limits import whole_characters
 
 MORE = "..."
@@ -44,17 +44,9 @@ class Node:
     name: str = ""
     value: str = ""
     states: Mapping[str, str] = field(default_factory=dict)
-    """As Playwright writes them: 'ref', 'box', 'checked' and their like."""
-
-    @property
-    def ref(self) -> str:
-        """The name of the element; empty: it has none."""
-        return self.states.get("ref", "")
-
-    @property
-    def frame(self) -> str:
-        """What the refs of its frame begin with."""
-        return self.ref.rpartition("e")[0]
+    """As Playwright writes them: 'box', 'checked' and their like."""
+    ref: str = ""
+    """The name of the element; empty: it has none. Before its last number is that of the frame."""
 
 
 async def read_tree(tab: Tab) -> list[Node]:
@@ -81,19 +73,15 @@ def parse(snapshot: str) -> Iterator[Node]:
         depth = len(found[1]) // 2
         key = found[2].replace("''", "'") if found[2] is not None else found[3]
         value = _scalar(found[4] or "")
-        if key.startswith("/"):  # a property, such as the address of a link
-            continue
+        head = _KEY.match(key)
         if key == "text":
             yield Node(depth, "", value=value)
-            continue
-        head = _KEY.match(key)
-        if head is None:
-            continue
-        states = {}
-        for state in re.findall(r"\[([^\]]*)\]", key[head.end() :]):
-            name, _, content = state.partition("=")
-            states["focused" if name == "active" else name] = content
-        yield Node(depth, head[1], json.loads(head[2], strict=False) if head[2] else "", value, states)
+        elif head is not None:  # else it is a property, such as the address of a link
+            states = dict(state.partition("=")[::2] for state in re.findall(r"\[([^\]]*)\]", key[head.end() :]))
+            if "active" in states:
+                states["focused"] = states.pop("active")
+            name = json.loads(head[2], strict=False) if head[2] else ""
+            yield Node(depth, head[1], name, value, states, states.pop("ref", ""))
 
 
 async def number_things(tab: Tab, nodes: Sequence[Node], named: list[Thing], most: int) -> dict[int, int]:
@@ -105,16 +93,17 @@ async def number_things(tab: Tab, nodes: Sequence[Node], named: list[Thing], mos
     waiting: dict[Any, list[int]] = {}
     for number, thing in enumerate(named, start=1):
         left, top, right, bottom = thing.box
-        waiting.setdefault((thing.frame, *map(_rounded, (left, top, right - left, bottom - top))), []).append(number)
+        box = (math.floor(side + 0.5) for side in (left, top, right - left, bottom - top))
+        waiting.setdefault((thing.frame, *box), []).append(number)
     numbers: dict[int, int] = {}
     for sure in (True, False):  # first those of the same kind: a button is as large as the row that it fills
         for place, node in enumerate(nodes):
-            box = node.states.get("box", "")
             if not node.ref or place in numbers:
                 continue
             if not sure and place + 1 < len(nodes) and nodes[place + 1].depth > node.depth:  # its words are elsewhere
                 continue
-            same = waiting.get((frames.get(node.frame, tab.page.main_frame), *map(int, box.split(","))), [])
+            frame = frames.get(node.ref.rpartition("e")[0], tab.page.main_frame)
+            same = waiting.get((frame, *map(int, node.states.get("box", "").split(","))), [])
             fitting = [number for number in same if not sure or _is_kind(node.role, named[number - 1].role)]
             if fitting:
                 numbers[place] = fitting[0]
@@ -141,7 +130,7 @@ def _is_kind(role: str, kind: str) -> bool:
 
 async def _frames_of(tab: Tab, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return what the refs of a frame begin with -> the frame."""
-    firsts = {node.frame: node.ref for node in reversed(nodes) if node.ref}
+    firsts = {node.ref.rpartition("e")[0]: node.ref for node in reversed(nodes) if node.ref}
 
     async def find() -> dict[str, Any]:
         found = {}
@@ -192,18 +181,15 @@ def _lines(nodes: Sequence[Node], numbers: Mapping[int, int], more: Sequence[tup
 
 
 def _describe(node: Node) -> str:
-    if not node.role:
-        return f'"{_one_line(node.value)}"'
     name, value = _one_line(node.name), _one_line(node.value)
+    if not node.role:
+        return f'"{value}"'
     if value and not name and node.role not in ACTED_ON:
         name, value = value, ""
-    held = ", ".join(_state(name, node.states[name]) for name in SHOWN_STATES if name in node.states)
+    states = ((state, node.states[state]) for state in SHOWN_STATES if state in node.states)
+    held = ", ".join(f"{state}: {content}" if content else state for state, content in states)
     parts = [node.role, f'"{name}"' if name else "", f'= "{value}"' if value else "", f"({held})" if held else ""]
     return " ".join(part for part in parts if part)
-
-
-def _state(name: str, content: str) -> str:
-    return f"{name}: {content}" if content else name
 
 
 def _scalar(text: str) -> str:
@@ -214,10 +200,6 @@ def _scalar(text: str) -> str:
         return str(json.loads(text.replace("\\x", "\\u00"), strict=False))
     except json.JSONDecodeError:
         return text.strip('"')
-
-
-def _rounded(value: float) -> int:
-    return math.floor(value + 0.5)
 
 
 def _one_line(text: str) -> str:
