@@ -116,5 +116,5 @@ def judge_of(server: StandIn, memory: Path | None = None, *, votes: int = 1, **l
     async def no_pause(seconds: float) -> None:
         pass
 
-    client._transport.sleep = no_pause
+    client._http.sleep = no_pause
     return Judge(client, JudgeOptions(votes=votes))

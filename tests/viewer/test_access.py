@@ -9,7 +9,8 @@ from tests.viewer.browsing import browsing, viewer
 from tests.viewer.conftest import ADDRESS
 from uirl.cli.main import main
 from uirl.errors import ConfigError
-from uirl.viewer.access import Access, is_loopback
+from uirl.http.server import is_loopback
+from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 from uirl.viewer.server import serve

@@ -17,7 +17,7 @@ from uirl.environments.mobile_world.options import Prompt
 from uirl.errors import ConfigError, did_you_mean
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
@@ -215,7 +215,7 @@ class MobileWorldAgentLoop:
     ) -> InferenceEngine:
         return OpenAIInferenceEngine(
             loaded,
-            HTTPClient(base_url or OPENAI, api_key_env=key_variable),
+            ModelServerClient(base_url or OPENAI, api_key_env=key_variable),
             model=model_name,
             tools=self.env.tool_schemas(),
             text_parts=style_of(self.env.message_style).text_parts,

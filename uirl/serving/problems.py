@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from uirl.errors import UirlError
+from uirl.http.guard import Refusal
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -17,6 +19,11 @@ class APIProblem(UirlError):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.retry = status, code, param, retry
+
+    @classmethod
+    def of(cls, refusal: Refusal, codes: Mapping[str, str]) -> Self:
+        """Return what a refusal of the guard is to such clients; `codes`: of its kinds."""
+        return cls(refusal.status, str(refusal), code=codes.get(refusal.kind, "refused"))
 
     @property
     def body(self) -> dict[str, Any]:

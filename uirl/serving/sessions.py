@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uirl.errors import ContractError, EngineFailure, EpisodeTimeout, RolloutFailure, UirlError
+from uirl.http.leases import Leases
 from uirl.serving.options import EndpointOptions
 from uirl.serving.problems import APIProblem
 from uirl.serving.session import AgentSession
@@ -30,7 +31,8 @@ class OpenSessions:
     ) -> None:
         """`release` frees a cache of the engine by its name; `on_finished` hears of every record."""
         self._options, self._release, self._on_finished = options, release, on_finished
-        self._sessions: dict[str, AgentSession] = {}
+        self.active: Leases[AgentSession] = Leases(options.max_sessions, self._why_overdue)
+        """By the token in the address."""
         self._grading_secret = secrets.token_bytes(32)
         self.address: str | None = None
         """Where the server listens; None: it does not."""
@@ -44,10 +46,10 @@ class OpenSessions:
 
     def open(self, id: str | None, task: Task | str | None, **options: Any) -> AgentSession:
         """Open a new session; `options` are those of `AgentSession`. Raises a 429 where too many are open."""
-        if len(self._sessions) >= self._options.max_sessions:
+        if self.active.full:
             raise APIProblem(
                 429,
-                f"{len(self._sessions)} sessions are open, which is the limit; finish some",
+                f"{len(self.active)} sessions are open, which is the limit; finish some",
                 code="too_many_sessions",
             )
         session = AgentSession(
@@ -57,17 +59,8 @@ class OpenSessions:
             for_training=self._options.for_training,
             **options,
         )
-        self._sessions[session.token] = session
         session.on_finished(self._finished)
-        return session
-
-    def all(self) -> list[AgentSession]:
-        """Return the sessions that nobody has finished."""
-        return list(self._sessions.values())
-
-    def get(self, token: str) -> AgentSession | None:
-        """Return the session with that token in its address; None: it is over or never was."""
-        return self._sessions.get(token)
+        return self.active.add(session.token, session)
 
     def grader_key(self, token: str) -> str:
         """Return the secret that finishes the session with that token in its address, and opens nothing else."""
@@ -75,18 +68,20 @@ class OpenSessions:
 
     def end_all(self) -> None:
         """End every session as a failure."""
-        for session in self.all():
+        for session in self.active:
             self._end(session, EngineFailure("the endpoint was closed before the session was finished"))
 
     def end_idle(self) -> None:
         """End, as failures, the sessions that nobody has used for `idle_seconds`."""
+        for session, why in self.active.overdue():
+            self._end(session, EpisodeTimeout(why))
+
+    def _why_overdue(self, session: AgentSession) -> str | None:
         limit = self._options.idle_seconds
-        for session in self.all():
-            if session.idle_seconds > limit:
-                self._end(session, EpisodeTimeout(f"no call for {limit:g} s, and nobody finished the session"))
+        return f"no call for {limit:g} s, and nobody finished the session" if session.idle_seconds > limit else None
 
     def _finished(self, session: AgentSession, record: Trajectory) -> None:
-        self._sessions.pop(session.token, None)
+        self.active.end(session.token, record.stop_reason)
         for cache in session.cache_ids:
             self._release(cache)
         if self._on_finished is not None:

@@ -15,7 +15,7 @@ from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Re
 from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.environments.remote.client.servers import Server, ServerPool
 from uirl.errors import EnvironmentFailure, RolloutFailure
-from uirl.runtime.http import checked_url
+from uirl.http.client import checked_url
 from uirl.runtime.wire import WireError
 from uirl.types import StepResult
 

@@ -19,7 +19,6 @@ from uirl.environments.remote.protocol.native import (
     PROTOCOL,
     EnvironmentDescription,
     ExpertAnswer,
-    LeaseAnswer,
     Observed,
     OpenRequest,
     ResetRequest,
@@ -33,8 +32,8 @@ from uirl.environments.remote.protocol.native import (
     WireObservation,
     WireTask,
 )
-from uirl.environments.remote.protocol.pictures import all_whole
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.http.wire import all_whole
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireAnswer, WireError, WireModel
 from uirl.types import Action, Observation, StepResult, Task
@@ -106,7 +105,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     def tasks(self) -> Sequence[Task] | None:
         """Return the tasks of the served environment, with their checks where the token may see them."""
         tasks = self._ask("/v1/tasks", lambda value: TaskList.read(value, "answer")).tasks
-        return None if tasks is None else [task.to_task() for task in tasks]
+        return None if tasks is None else [task.to_record() for task in tasks]
 
     def live_views(self) -> Sequence[str]:
         """Return the page of each server, asking none."""
@@ -117,7 +116,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         controls: dict[str, BaseEnvironment | Action | str] = {}
         for name, control in self.description.controls.items():
             if control.action is not None:
-                controls[name] = control.action.to_action()
+                controls[name] = control.action.to_record()
             elif control.text is not None:
                 controls[name] = control.text
             elif self._variant is None:
@@ -156,7 +155,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if first is None:
             raise EnvironmentFailure(f"{self.url} opened a session and did not reset it; expected an observation")
         self._turn, self._state = 0, ""
-        return await all_whole(first.to_observation(), self.url)
+        return await all_whole(first.to_record(), self.url)
 
     async def step(self, action: Action | str) -> StepResult:
         """Return what the served environment answers. An act whose outcome is unknown raises, and is never sent
@@ -181,7 +180,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if answer.reward is None and not self.options.blind:
             raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
         return StepResult(
-            observation=await all_whole(answer.observation.to_observation(), url),
+            observation=await all_whole(answer.observation.to_record(), url),
             reward=answer.reward or 0.0,
             terminated=answer.terminated,
             truncated=answer.truncated,
@@ -207,7 +206,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         answer = await self._call(
             "POST", "/expert", WireModel(), ExpertAnswer, timeout=self.options.step_timeout, again=True
         )
-        return None if answer.action is None else answer.action.to_action()
+        return None if answer.action is None else answer.action.to_record()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
         """Return what the served environment says of an episode that the run ends here; None: it does not know, its
@@ -320,5 +319,5 @@ async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause
         if environment is None or environment._session != session or environment._server is None:
             return
         with suppress(RolloutFailure):  # the next step finds out, and says so where it counts
-            await environment._call("POST", "/heartbeat", WireModel(), LeaseAnswer, timeout=pause, again=True)
+            await environment._call("POST", "/heartbeat", WireModel(), WireAnswer, timeout=pause, again=True)
         del environment

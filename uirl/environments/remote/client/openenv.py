@@ -14,13 +14,21 @@ from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.options import OpenEnvOptions
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import WireTask
-from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
-from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
-from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
-from uirl.environments.remote.protocol.pictures import all_whole
+from uirl.environments.remote.protocol.openenv import (
+    ASK_FOR_TOOLS,
+    ErrorData,
+    Message,
+    Schemas,
+    action_fields,
+    check_fields,
+    read_frame,
+    read_tools,
+    takes_tool_calls,
+)
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.http.client import CONNECT, MAX_BYTES
+from uirl.http.wire import all_whole
 from uirl.parsers import create_parser
-from uirl.runtime.http import CONNECT, MAX_BYTES
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError, dumps, loads
 from uirl.tools.definition import ToolDefinition

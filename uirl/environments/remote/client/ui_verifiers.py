@@ -13,10 +13,9 @@ from urllib.parse import unquote
 
 from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import SHOWN, Refused
+from uirl.environments.remote.client.http import Refused
 from uirl.environments.remote.client.options import UIVerifiersOptions
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.pictures import whole
 from uirl.environments.remote.protocol.ui_verifiers import (
     CUT,
     DONE,
@@ -42,6 +41,7 @@ from uirl.environments.ui.vocabulary import (
     Wait,
 )
 from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError, loads
@@ -258,7 +258,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             return Progress.read(loads(answer.content))
         except WireError as error:
             raise EnvironmentFailure(
-                f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}; expected counts of submissions"
+                f"{self._base}/progress answered {answer.text[:300]!r}: {error}; expected counts of submissions"
             ) from None
 
     def _info(self, progress: Progress) -> dict[str, Any]:
