@@ -22,7 +22,7 @@ from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.runtime.limits import InputError, LimitError
-from uirl.serving.problems import APIProblem
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.messages import read_messages
 from uirl.types import Observation
 

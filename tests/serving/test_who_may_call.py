@@ -219,8 +219,8 @@ async def test_a_package_that_is_missing_is_named(lm: LoadedModel, monkeypatch: 
         patched.setitem(sys.modules, "fastapi", None)
         with pytest.raises(ConfigError, match="the endpoint needs fastapi: pip install"):
             await ModelEndpoint(says(lm, "x"), lm).start()
-    monkeypatch.setitem(sys.modules, "uirl.serving.lengths", None)
-    with pytest.raises(ModuleNotFoundError, match=r"uirl\.serving\.lengths"):
+    monkeypatch.setitem(sys.modules, "uirl.serving.rendering", None)
+    with pytest.raises(ModuleNotFoundError, match=r"uirl\.serving\.rendering"):
         await ModelEndpoint(says(lm, "x"), lm).start()
 
 

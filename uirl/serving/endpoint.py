@@ -16,10 +16,9 @@ from uirl.inference.models.loading import LoadedModel
 from uirl.parsers import ActionParser, create_parser
 from uirl.rollout.episode import EpisodeLimits
 from uirl.serving.options import EndpointOptions
-from uirl.serving.renderers import Renderers
+from uirl.serving.rendering import Renderers
 from uirl.serving.service import ModelService
-from uirl.serving.session import NO_LIMITS, AgentSession
-from uirl.serving.sessions import OpenSessions
+from uirl.serving.session import NO_LIMITS, AgentSession, OpenSessions
 from uirl.types import Task, Trajectory
 
 _LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -19,18 +19,15 @@ from uirl.errors import ConfigError, EngineFailure, RolloutFailure
 from uirl.http.guard import Guard, Refusal, Rules, is_secret, token_of
 from uirl.http.server import listening, server_config
 from uirl.runtime.limits import shown
-from uirl.runtime.wire import dumps
-from uirl.serving.lengths import beside_the_loop
+from uirl.runtime.wire import WireModel, dumps
 from uirl.serving.options import EndpointOptions
-from uirl.serving.problems import APIProblem
 from uirl.serving.protocol.answers import ResponsesWriter, Writer
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
+from uirl.serving.protocol.fields import APIProblem, Text, parse, read_json
 from uirl.serving.protocol.responses_requests import read_responses_call
-from uirl.serving.protocol.session_requests import FinishRequest, SessionRequest
-from uirl.serving.protocol.wire import parse, read_json
+from uirl.serving.rendering import beside_the_loop
 from uirl.serving.service import ModelService
-from uirl.serving.session import AgentSession
-from uirl.serving.sessions import OpenSessions
+from uirl.serving.session import AgentSession, OpenSessions
 
 T = TypeVar("T")
 
@@ -90,6 +87,22 @@ def _admit(connection: HTTPConnection, sessions: OpenSessions, options: Endpoint
         reason = "is missing" if not given else "does not open this address"
         raise Refusal(401, "token", f"the API key {reason}; send it as 'Authorization: Bearer KEY'")
     return ("holder",)
+
+
+class SessionRequest(WireModel):
+    """The JSON of POST /sessions."""
+
+    task: Text = ""
+    group_id: Text = ""
+    seed: int | None = None
+    """Of every draw of the policy."""
+
+
+class FinishRequest(WireModel):
+    """The JSON of POST /sessions/{token}/finish."""
+
+    reward: float | None = None
+    success: bool | None = None
 
 
 class _Routes:

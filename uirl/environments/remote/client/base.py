@@ -159,6 +159,19 @@ class RemoteEnvironment(ConfigurableEnvironment):
             return False
         return True
 
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """Return a context for a request about the session: a server that is lost is taken out of the pool, and an
+        answer that makes no sense is its failure."""
+        if self._server is None:
+            raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
+        try:
+            with understood(url):
+                yield
+        except RolloutFailure as error:
+            self._blame(error)
+            raise
+
     def _blame(self, error: RolloutFailure) -> None:
         """Take the session's server out of the pool where the failure is its own."""
         if self._server is not None and isinstance(error, (ServerLost, NoAnswer)):

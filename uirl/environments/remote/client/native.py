@@ -6,7 +6,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
@@ -42,14 +41,6 @@ A = TypeVar("A", bound=WireAnswer)
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Servers:
-    """What all instances know of the servers."""
-
-    description: EnvironmentDescription | None = None
-    """None: nobody asked yet."""
-
-
 def _described(name: str) -> Any:
     """Return a property of the environment that its servers describe."""
     return property(lambda self: getattr(self.description, name))
@@ -69,7 +60,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         """Asks no server yet. Raises ConfigError for options that do not fit `NativeRemoteOptions`."""
         super().__init__(config, options, **keys)
         self._variant = self.options.variant
-        self._servers = _Servers()
+        self._description: list[EnvironmentDescription] = []
+        """What the servers say of their environment, for all instances; empty: nobody asked yet."""
         self._episode = ResetRequest()
         """Task and seed of the episode that begins."""
         self._first: WireObservation | None = None
@@ -138,17 +130,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         server is gone, is replaced."""
         wire_task = None if task is None else WireTask.of(task)
         self._episode = ResetRequest.model_construct(task=wire_task, seed=seed)
-        first: WireObservation | None = None
-        if self._server is not None:
-            try:
-                answer = await self._call(
-                    "POST", "/reset", self._episode, Observed, timeout=self.options.reset_timeout, again=True
-                )
-                first = answer.observation
-            except (Refused, ServerLost) as error:
-                if isinstance(error, Refused) and error.status not in (404, 410):
-                    raise
-                await self.close()
+        first = await self._reset() if self._server is not None else None
         if first is None:
             await self._lease()
             first = self._first
@@ -156,6 +138,18 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(f"{self.url} opened a session and did not reset it; expected an observation")
         self._turn, self._state = 0, ""
         return await all_whole(first.to_record(), self.url)
+
+    async def _reset(self) -> WireObservation | None:
+        """Return the first observation of another episode of the session; None: it is no more."""
+        limit = self.options.reset_timeout
+        try:
+            answer = await self._call("POST", "/reset", self._episode, Observed, timeout=limit, again=True)
+        except (Refused, ServerLost) as error:
+            if isinstance(error, Refused) and error.status not in (404, 410):
+                raise
+            await self.close()
+            return None
+        return answer.observation
 
     async def step(self, action: Action | str) -> StepResult:
         """Return what the served environment answers. An act whose outcome is unknown raises, and is never sent
@@ -203,9 +197,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         """Return what the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:
             return None
-        answer = await self._call(
-            "POST", "/expert", WireModel(), ExpertAnswer, timeout=self.options.step_timeout, again=True
-        )
+        limit = self.options.step_timeout
+        answer = await self._call("POST", "/expert", WireModel(), ExpertAnswer, timeout=limit, again=True)
         return None if answer.action is None else answer.action.to_record()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
@@ -213,9 +206,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         server is of a version without this call, or the token sees no rewards. The session ends with it."""
         if self._server is None or self.options.blind or not self.description.scores_now:
             return None
-        answer = await self._call(
-            "POST", "/score", WireModel(), ScoreAnswer, timeout=self.options.reset_timeout, again=False
-        )
+        limit = self.options.reset_timeout
+        answer = await self._call("POST", "/score", WireModel(), ScoreAnswer, timeout=limit, again=False)
         self._session = ""
         await self.close()
         return None if answer.score is None else (answer.score.reward, answer.score.info)
@@ -226,14 +218,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         request = OpenRequest.model_construct(
             variant=self._variant, reset=True, task=self._episode.task, seed=self._episode.seed
         )
-        answer = await self.client.json(
-            "POST",
-            f"{server.url}/v1/sessions",
-            json=request.write(),
-            timeout=self.options.reset_timeout,
-            again=False,
-            retries=0,
-        )
+        url, limit = f"{server.url}/v1/sessions", self.options.reset_timeout
+        answer = await self.client.json("POST", url, json=request.write(), timeout=limit, again=False, retries=0)
         with understood(server.url):
             opened = SessionOpened.read(answer, "answer")
         self._session, self._first = opened.session, opened.observation
@@ -259,26 +245,19 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         self, method: str, path: str, request: WireModel | None, answer: type[A], *, timeout: float, again: bool
     ) -> A:
         """Return the answer to a request about the session."""
-        if self._server is None:
-            raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
-        url = f"{self._server.url}/v1/sessions/{self._session}{path}"
+        url = f"{self.url}/v1/sessions/{self._session}{path}"
         body = None if request is None else request.write()
-        try:
-            value = await self.client.json(method, url, json=body, timeout=timeout, again=again)
-        except RolloutFailure as error:
-            self._blame(error)
-            raise
-        with understood(url):
-            return answer.read(value, "answer")
+        with self._asking(url):
+            return answer.read(await self.client.json(method, url, json=body, timeout=timeout, again=again), "answer")
 
     # -- before there is a session -----------------------------------------------------------------------------------
 
     @property
     def description(self) -> EnvironmentDescription:
         """What the servers say of their environment; asked once. Raises ConfigError for another version."""
-        if self._servers.description is None:
-            self._servers.description = self._read_description(self._ask("/v1/environment", _object))
-        return self._servers.description
+        if not self._description:
+            self._description.append(self._read_description(self._ask("/v1/environment", _object)))
+        return self._description[0]
 
     def _read_description(self, value: dict[str, Any]) -> EnvironmentDescription:
         same_version = "install the same version of uirl on both sides"

@@ -40,7 +40,7 @@ from uirl.environments.ui.vocabulary import (
     UIAction,
     Wait,
 )
-from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.errors import EnvironmentFailure
 from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
@@ -131,7 +131,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self._lease()
         answer = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
         self._since = _since(answer)
-        picture = self._shot = await self._picture(answer)
+        picture = self._shot = await whole(answer.content, str(answer.url))
         self._progress = await self._count()
         goal = (task.goal if task else "") or self.options.prompt
         return Observation("\n".join(filter(None, [goal, _words(answer)])), (picture,))
@@ -156,7 +156,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(
                 f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
             )
-        picture = self._shot = await self._picture(answer)
+        picture = self._shot = await whole(answer.content, str(answer.url))
         before, now = self._progress, await self._count()
         if not now.follows(before):
             raise EnvironmentFailure(
@@ -237,20 +237,14 @@ class UIVerifiersEnvironment(RemoteEnvironment):
 
     async def _get(self, url: str, query: dict[str, Any], *, again: bool) -> Any:
         limit = self.options.step_timeout + self.options.delay
-        try:
+        with self._asking(url):
             return await self.client.send("GET", url, params=query, timeout=limit, again=again)
-        except RolloutFailure as error:
-            self._blame(error)
-            raise
 
     def _screenshot_path(self) -> str:
         return f"{self._base}/screenshot" if self._mouse_only else f"{self._base}/act"
 
     def _screenshot_query(self) -> dict[str, Any]:
         return {} if self._mouse_only else {"action_type": "screenshot"}
-
-    async def _picture(self, answer: Any) -> Screenshot:
-        return await whole(answer.content, str(answer.url))
 
     async def _count(self) -> Progress:
         answer = await self._get(f"{self._base}/progress", {}, again=True)

@@ -369,7 +369,7 @@ def tool_action(call: ToolCall) -> dict[str, Any]:
     return {"type": CALL_TOOL, "tool_name": call.name, "arguments": plain(call.arguments, "arguments")}
 
 
-def read_tools(answer: Any, where: str) -> tuple[ToolDefinition, ...]:
+def read_tools(answer: Any, where: str = "/mcp") -> tuple[ToolDefinition, ...]:
     """Return the tools of an answer to `ASK_FOR_TOOLS`. Raises EnvironmentFailure for what is no list of tools."""
     try:
         return tuple(tool.to_definition() for tool in ToolsAnswer.read(answer, "answer").result.tools)
