@@ -128,7 +128,7 @@ def server_config(app: Any, *, max_connections: int, **options: Any) -> uvicorn.
 
     `options`: further ones of uvicorn, or deadlines of `ProvenConnection`.
     """
-    limits = {name: options.pop(name) for name in ("header_seconds", "body_seconds") if name in options}
+    limits: dict[str, Any] = {name: options.pop(name) for name in ("header_seconds", "body_seconds") if name in options}
     limits["max_connections"] = connection_limit(max_connections)
     kind = type("ProvenConnection", (ProvenConnection,), limits)
     usual: dict[str, Any] = {"ws": "none", "log_level": "warning", "h11_max_incomplete_event_size": HEADER_LIMIT}

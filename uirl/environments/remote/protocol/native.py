@@ -31,7 +31,8 @@ class WireRecord(WireModel):
         """Write a record, but for the fields in `without`. Raises EnvironmentFailure for values without a JSON form."""
         written: dict[str, Any] = {}
         for name in cls.model_fields:
-            value, part = getattr(record, name, None), cls.parts.get(name)
+            value: Any = getattr(record, name, None)
+            part = cls.parts.get(name)
             if part is not None:
                 written[name] = [part.of(one) for one in value]
             elif name not in without:

@@ -104,7 +104,7 @@ class StepData(WireAction):
         if self.name is None:
             if self.arguments:
                 raise WireError("data.arguments stands without data.name")
-            return super().to_record()  # type: ignore[no-any-return]
+            return super().to_record()
         if self.tool_calls:
             raise WireError("data.name and data.tool_calls are two ways to say one thing; expected one of them")
         return Action(self.text, (ToolCall(self.name, self.arguments),), self.thought, self.parse_error)
