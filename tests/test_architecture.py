@@ -17,7 +17,7 @@ import pytest
 from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
 from tests.patience import PATIENCE
 
-GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "peers"}
+GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "http", "peers"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"
@@ -36,14 +36,14 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "bitsandbytes": ("learner", "inference/models"),
     "vllm": "inference",
     "openai": "inference",
-    "httpx": ("runtime", "inference", "serving", "environments/remote"),
+    "httpx": "http",
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
     "ray": ("inference/ray", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
-    "uvicorn": ("runtime/connections", "environments/remote", "serving", "viewer"),
+    "uvicorn": ("http", "environments/remote", "serving", "viewer"),
 }
 """Optional package -> where it may be imported."""
 LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 800, 10

@@ -119,7 +119,7 @@ def judge_of(server: StandIn, memory: Path | None = None, *, votes: int = 1, **l
     async def no_pause(seconds: float) -> None:
         pass
 
-    client._transport.sleep = no_pause
+    client._http.sleep = no_pause
     judge = Judge(client, JudgeOptions(votes=votes))
     if isinstance(server, ScriptedJudge):
         server.judges.append(judge)

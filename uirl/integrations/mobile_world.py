@@ -17,7 +17,7 @@ from uirl.environments.mobile_world.options import Prompt
 from uirl.errors import ConfigError, did_you_mean
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
@@ -210,7 +210,7 @@ class MobileWorldAgentLoop:
         return tasks.get(name) or Task(id=name)
 
     def _server(self, loaded: LoadedModel, model: str | None, url: str | None, key_variable: str) -> InferenceEngine:
-        client = HTTPClient(url or OPENAI, api_key_env=key_variable)
+        client = ModelServerClient(url or OPENAI, api_key_env=key_variable)
         text_parts = style_of(self.env.message_style).text_parts
         tools = self.env.tool_schemas()
         return OpenAIInferenceEngine(loaded, client, model=model, tools=tools, text_parts=text_parts)

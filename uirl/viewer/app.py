@@ -20,11 +20,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from uirl.errors import UirlError
+from uirl.http.guard import Guard, Refusal
+from uirl.images import media_type
 from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
 from uirl.storage.database import StoreBusy
 from uirl.storage.labels import fields_of, read_sheet, write_sheet
-from uirl.viewer.access import Access, Guard
+from uirl.viewer.access import Access
 from uirl.viewer.episode import episode, mark_of, outline, turn_of, turn_tokens
 from uirl.viewer.export import PAGE_POLICY, page_of
 from uirl.viewer.files import read_object, read_text
@@ -32,7 +34,7 @@ from uirl.viewer.groups import group
 from uirl.viewer.listing import line_of as line_of_run
 from uirl.viewer.listing import list_of, noted
 from uirl.viewer.metrics import charts_of
-from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, media_type, small_picture
+from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, small_picture
 from uirl.viewer.runs import Indexing, Run, Runs
 from uirl.viewer.search import answer, facets, line_of, read_question, whole
 
@@ -68,7 +70,9 @@ def create_app(runs: Runs, access: Access) -> Any:
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
-    return Guard(WholeIds(app), access)
+    rules = access.rules(SHEET)
+    app.add_exception_handler(Refusal, lambda _, refusal: rules.answer(refusal))
+    return Guard(WholeIds(app), rules)
 
 
 def _unreadable(request: Request, error: Exception) -> Response:

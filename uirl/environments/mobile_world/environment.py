@@ -34,7 +34,6 @@ from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import RemoteEnvironment
 from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.pictures import resized
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure, did_you_mean
 from uirl.images import Screenshot
 from uirl.tools import MCPServer, Tool, ToolRegistry
@@ -567,4 +566,4 @@ class MobileWorldEnvironment(RemoteEnvironment):
         size = self.options.image_size
         if size is None or size == screenshot.read_size():
             return screenshot
-        return await asyncio.to_thread(resized, screenshot, size)
+        return await asyncio.to_thread(screenshot.resized, size)

@@ -169,7 +169,7 @@ async def test_a_lease_is_renewed_while_the_model_thinks(screen: Served) -> None
         for _ in range(3):
             served.pass_time(1.0)
             async with asyncio.timeout(PATIENCE):
-                while lease.renewed < served.sessions._clock():
+                while lease.renewed < served.sessions.clock():
                     await asyncio.sleep(0.01)
         assert served.active == 1
         assert (await environment.step(Action.of("click", x=1, y=1))).terminated

@@ -1,17 +1,24 @@
-"""Values of the protocols that JSON has no words for: bytes as base64, and numbers and tuples of the environments."""
+"""What is ours in the answers of servers: bytes as base64, values of environments as plain JSON, whole pictures."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import math
 from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from uirl.errors import EnvironmentFailure
+from uirl.images import Screenshot
 from uirl.runtime.limits import InputError, as_plain
 from uirl.runtime.wire import WireError
+from uirl.types import Observation
+
+SMALL, SMALL_PIXELS = 16 * 1024, 512 * 512
+"""Bytes and pixels of a picture that is decoded sooner than a thread is woken: few bytes may say very many pixels."""
 
 
 def from_base64(text: str, where: str) -> bytes:
@@ -44,3 +51,27 @@ def plain(value: Any, where: str) -> Any:
         return as_plain(value, where)
     except InputError as error:
         raise EnvironmentFailure(str(error)) from None
+
+
+async def whole(data: bytes, where: str) -> Screenshot:
+    """Return the screenshot of bytes that decode to the last pixel.
+
+    Raises EnvironmentFailure for others: a picture that is cut off would otherwise be found out by the model, far from
+    the server that sent it. Large ones are decoded on a thread, beside the event loop.
+    """
+    image = Screenshot(data)
+    try:
+        if len(data) < SMALL and math.prod(image.read_size()) < SMALL_PIXELS:
+            image.open()
+        else:
+            await asyncio.to_thread(image.open)
+    except ValueError as error:
+        raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
+    return image
+
+
+async def all_whole(observation: Observation, where: str) -> Observation:
+    """Return the observation. Raises EnvironmentFailure where one of its pictures is not whole."""
+    for image in observation.images:
+        await whole(image.data, where)
+    return observation

@@ -1,4 +1,4 @@
-"""Connections that say nothing, or say it slowly: closed, and never in the way of a client that works.
+"""The ports of our servers: where they listen, and connections that say nothing, or say it slowly.
 
 A connection is proven once a request on it came with a token. Before, it costs whoever opened it nothing, so it counts
 for nothing: it must bring its headers and its body in time, and when there are too many connections the oldest that is
@@ -8,12 +8,24 @@ not proven goes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import itertools
+import socket
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from uirl.errors import ConfigError
+
+HEADER_LIMIT = 16 * 1024
+"""Bytes of a request's headers and query together."""
+BACKLOG = 512
+"""Connections that wait to be accepted."""
 HEADER_SECONDS = 10.0
 """From the opening of a connection, or the first byte of a further request, to the end of its headers."""
 BODY_SECONDS = 120.0
@@ -111,10 +123,16 @@ class ProvenConnection(H11Protocol):
         )
 
 
-def connection_class(**limits: float) -> type[ProvenConnection]:
-    """Return the class of connections of one server, for `uvicorn.Config(http=...)`: `max_connections` at a time, and
-    other deadlines."""
-    return type("ProvenConnection", (ProvenConnection,), limits)
+def server_config(app: Any, *, max_connections: int, **options: Any) -> uvicorn.Config:
+    """Return how uvicorn serves `app`: without a log, as addresses may hold secrets.
+
+    `options`: further ones of uvicorn, or deadlines of `ProvenConnection`.
+    """
+    limits: dict[str, Any] = {name: options.pop(name) for name in ("header_seconds", "body_seconds") if name in options}
+    limits["max_connections"] = connection_limit(max_connections)
+    kind = type("ProvenConnection", (ProvenConnection,), limits)
+    usual: dict[str, Any] = {"ws": "none", "log_level": "warning", "h11_max_incomplete_event_size": HEADER_LIMIT}
+    return uvicorn.Config(app, **{**usual, "http": kind, "access_log": False, "server_header": False, **options})
 
 
 def connection_limit(wanted: int) -> int:
@@ -125,3 +143,45 @@ def connection_limit(wanted: int) -> int:
         return wanted
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if files == resource.RLIM_INFINITY else min(wanted, max(16, files // 2))
+
+
+@contextlib.contextmanager
+def listening(
+    host: str, port: int, remedy: str = "choose another port, or 0 for a free one"
+) -> Iterator[socket.socket]:
+    """Yield a socket that listens on that address. Raises ConfigError with the `remedy` where it cannot be had."""
+    with contextlib.ExitStack() as stack:
+        try:
+            where = socket.getaddrinfo(host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM)
+            family, kind, _, _, address = where[0]
+            # said to be TCP in so many words: asyncio otherwise leaves Nagle's algorithm on, and answers wait 40 ms
+            listener = stack.enter_context(socket.socket(family, kind, socket.IPPROTO_TCP))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot listen on {host}:{port}: {why}; {remedy}") from error
+        yield listener
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address. A name other than localhost may lead anywhere."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of(host: str, port: int) -> str:
+    """Return the address of a server that is bound to `host`."""
+    name = host.strip("[]")
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def host_of(header: str) -> str:
+    """Return the name in a `Host` header, without its port; empty where it is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,7 +1,7 @@
-"""HTTP under the clients of engines and of environment servers: time limits, bounded answers, retries, typed failures.
+"""The client of all servers: time limits, bounded answers, retries, keys, and failures that say what came back.
 
-A try that runs out of time is never repeated: a server that is too slow is not helped by more of the same. What else is
-sent again says the `RetryPolicy` of a request. No credential appears in a failure made here.
+A try that runs out of time is never repeated: a server that is too slow is not helped by more of the same. Redirects
+are not followed: they are failures like any status from 300 on. No credential appears in a failure made here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import random
 import threading
 import time
@@ -23,6 +24,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from uirl.errors import ConfigError
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import dumps
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +40,8 @@ CONNECT = 10.0
 """Seconds to reach a server."""
 MAX_BYTES = 100 * 2**20
 """Of one answer, unpacked: a few kilobytes of gzip may stand for gigabytes."""
+SHOWN = 300
+"""Characters of an answer that stand in an error."""
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -51,9 +55,9 @@ class RequestFailure(Exception):
 class ConnectionLost(RequestFailure):
     """There was no connection, or it broke."""
 
-    def __init__(self, error: Exception, *, never_sent: bool) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-        self.error, self.never_sent = error, never_sent
+    def __init__(self, error: object, *, never_sent: bool) -> None:
+        super().__init__(f"{'no connection' if never_sent else 'the connection broke'}: {error}"[:SHOWN])
+        self.never_sent = never_sent
         """The request never left this machine."""
 
 
@@ -100,39 +104,6 @@ class Response:
         return read_retry_after(self.headers.get("retry-after"))
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """What is sent again, and after which pauses.
-
-    A pause is `backoff * 2^(tries - 1)` seconds, at most `max_pause`, shortened by chance to at least its half, and not
-    shorter than a `Retry-After` header asks for within `max_pause`.
-    """
-
-    retries: int = 3
-    """Further tries after the first."""
-    backoff: float = 0.5
-    """Seconds of the first pause."""
-    max_pause: float = 30.0
-    """Seconds."""
-    statuses: Collection[int] = (408, 429, *range(500, 600))
-    """Answers after which the same request may be answered otherwise."""
-    idempotent: bool = True
-    """The request may happen twice. Else it is sent again only where it never left this machine."""
-
-    def repeats(self, failure: BaseException) -> bool:
-        """Return whether a request that failed so may be sent again."""
-        if isinstance(failure, ConnectionLost):
-            return self.idempotent or failure.never_sent
-        return self.idempotent and isinstance(failure, ErrorStatus) and failure.response.status in self.statuses
-
-    def pause(self, state: RetryCallState, jitter: random.Random) -> float:
-        """Return the seconds to wait after a try that failed."""
-        failure = state.outcome.exception() if state.outcome is not None else None
-        pause = wait_exponential(self.backoff, self.max_pause)(state) * jitter.uniform(0.5, 1.0)
-        requested = failure.response.retry_after if isinstance(failure, ErrorStatus) else None
-        return max(pause, min(requested or 0.0, self.max_pause))
-
-
 @dataclass(slots=True)
 class _Pool:
     """A client of httpx with up to `POOL` connections to one server."""
@@ -170,58 +141,84 @@ class _Connections:
             await pool.client.aclose()
 
 
-@dataclass(slots=True)
-class HTTPTransport:
+class HTTPClient:
     """Requests to any servers from any number of event loops; as many at once as are made.
 
     Connections belong to the event loop that opened them. They stay open until `close`, or until the last `release` of
-    those who called `hold` in that loop.
+    those who called `hold` in that loop. Between two tries lie `backoff * 2^(tries - 1)` seconds, at most `max_pause`,
+    shortened by chance to at least the half, and not fewer than a `Retry-After` header asks for within `max_pause`.
     """
 
-    extra: str
-    """Optional dependencies of uirl that hold httpx, for the error where it is missing: 'server'."""
-    max_bytes: int = MAX_BYTES
-    """Of one answer; one that is larger is refused while it is read."""
-    sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
-    """Waits between two tries."""
-    _open: dict[asyncio.AbstractEventLoop, _Connections] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _jitter: random.Random = field(default_factory=random.Random)
-    _closed: bool = False
-    _tls: ssl.SSLContext | None = None
-    """Of all clients: one takes long to make."""
+    def __init__(
+        self,
+        extra: str,
+        key_env: str | None = None,
+        *,
+        retries: int = 3,
+        backoff: float = 0.5,
+        max_pause: float = 30.0,
+        statuses: Collection[int] = (408, 429, *range(500, 600)),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """Raise ConfigError where the package httpx is missing.
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError where the package httpx is missing."""
-        import_httpx(self.extra)
+        Args:
+            extra: Optional dependencies of uirl that hold httpx, for that error: 'server'.
+            key_env: Environment variable with the key, read at every request and sent as a bearer token; None, or an
+                empty variable: no key.
+            retries: Further tries after the first.
+            backoff, max_pause: Seconds between two tries, see above.
+            statuses: Answers after which the same request may be answered otherwise.
+            max_bytes: Of one answer; one that is larger is refused while it is read.
+        """
+        import_httpx(extra)
+        self.extra, self.key_env, self.retries, self.statuses = extra, key_env, retries, statuses
+        self.backoff, self.max_pause, self.max_bytes = backoff, max_pause, max_bytes
+        self.sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+        self._open: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        self._lock = threading.Lock()
+        self._jitter = random.Random()
+        self._closed = False
+        self._tls: ssl.SSLContext | None = None  # of all connections: one takes long to make
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.extra, self.max_bytes)  # connections belong to this process
+    def __getstate__(self) -> dict[str, Any]:
+        # connections belong to this process
+        return {**vars(self), "_open": {}, "_lock": None, "_tls": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"_lock": threading.Lock()})
 
     async def send(
         self,
         method: str,
         url: str,
-        policy: RetryPolicy,
         *,
-        timeout: float,
-        headers: Mapping[str, str],
+        json: Any = None,
         params: Mapping[str, Any] | None = None,
-        content: bytes | None = None,
+        timeout: float,
+        again: bool = True,
+        retries: int | None = None,
     ) -> Response:
-        """Return the answer, where its status is below 300. Raises RequestFailure for the last of all tries.
+        """Return the answer, where its status is below 300. Raises what `failure` makes of the last try's failure.
 
         Args:
-            method, url, headers, params, content: the request; parameters that are None are left out.
-            policy: when it is sent again.
-            timeout: seconds of one try, all of it.
+            method, url: Of the request.
+            json: Its body; None: none.
+            params: Its query; those that are None are left out.
+            timeout: Seconds of one try, all of it.
+            again: It may happen twice: it is sent again where it got lost or one of `statuses` came back. Else it is
+                sent again only where it never left this machine.
+            retries: Further tries after the first; None: the client's.
         """
         # an empty dict would take away the query that stands in the url
         query = {name: value for name, value in (params or {}).items() if value is not None} or None
+        headers, content = self.headers(), None if json is None else dumps(json)
+        if content is not None:
+            headers["content-type"] = "application/json"
         attempts = AsyncRetrying(
-            retry=retry_if_exception(policy.repeats),
-            stop=stop_after_attempt(1 + policy.retries),
-            wait=lambda state: policy.pause(state, self._jitter),
+            retry=retry_if_exception(lambda failure: self._repeats(failure, again)),
+            stop=stop_after_attempt(1 + (self.retries if retries is None else retries)),
+            wait=self._pause,
             sleep=self.sleep,
             reraise=True,
         )
@@ -229,7 +226,38 @@ class HTTPTransport:
             return await attempts(self._try, timeout, method, url, params=query, content=content, headers=headers)
         except RequestFailure as failure:
             failure.tries = attempts.statistics["attempt_number"]
-            raise
+            raise self.failure(f"{method} {url}", failure) from None
+
+    def failure(self, request: str, failure: RequestFailure) -> Exception:
+        """Return what is raised where a `request` ('POST http://...') was given up."""
+        return failure
+
+    # -- the key -----------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The key; empty: there is none."""
+        return os.environ.get(self.key_env, "").strip() if self.key_env else ""
+
+    def headers(self) -> dict[str, str]:
+        """Return what every request says about who asks. Raises ConfigError for a key that no header carries."""
+        key = self.key
+        if key and not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"the environment variable {self.key_env} holds characters that no HTTP header may carry; expected a "
+                "key of printable ASCII"
+            )
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    def shown(self, text: str) -> str:
+        """Return what came back, for an error: short, and without the key where the server repeats it."""
+        clean = self.without_key(text)
+        return repr(clean[:SHOWN]) + (f" (and {len(clean) - SHOWN} more characters)" if len(clean) > SHOWN else "")
+
+    def without_key(self, text: str) -> str:
+        return text.replace(self.key, "***") if self.key else text
+
+    # -- connections -------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
         """Keep the connections of the running event loop open until `release` was called as often."""
@@ -262,6 +290,18 @@ class HTTPTransport:
 
     # -- one try -----------------------------------------------------------------------------------------------
 
+    def _repeats(self, failure: BaseException, again: bool) -> bool:
+        if isinstance(failure, ConnectionLost):
+            return again or failure.never_sent
+        return again and isinstance(failure, ErrorStatus) and failure.response.status in self.statuses
+
+    def _pause(self, state: RetryCallState) -> float:
+        """Return the seconds to wait after a try that failed."""
+        failure = state.outcome.exception() if state.outcome is not None else None
+        pause = wait_exponential(self.backoff, self.max_pause)(state) * self._jitter.uniform(0.5, 1.0)
+        requested = failure.response.retry_after if isinstance(failure, ErrorStatus) else None
+        return max(pause, min(requested or 0.0, self.max_pause))
+
     async def _try(self, timeout: float, method: str, url: str, **request: Any) -> Response:
         httpx = import_httpx(self.extra)
         with self._lock:
@@ -279,7 +319,8 @@ class HTTPTransport:
             raise NoResponse(f"no answer within {timeout:g} s") from None
         except httpx.RequestError as error:
             never_sent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
-            raise ConnectionLost(error, never_sent=never_sent) from None
+            told = self.without_key(str(error) or type(error).__name__)
+            raise ConnectionLost(told, never_sent=never_sent) from None
         finally:
             pool.busy, pool.since = pool.busy - 1, time.monotonic()
         if response.status >= 300:
