@@ -456,9 +456,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         spec, split, step = spec_of(row), str(row["extra_info"].get("split", "train")), row.get("global_steps")
         store, server = context.store, str(self.rollout_config.name)
         if store.inference.seed is not None and server == "sglang":
-            raise ConfigError(
-                "inference.seed is set, but verl's SGLang server takes no seed of a request; leave it null"
-            )
+            raise ConfigError("inference.seed is set, but verl's SGLang server takes no seed per request; leave it out")
         agents: dict[str, ServerAgent] = {}
 
         def make_agent(attempt: EpisodeSpec) -> ServerAgent:

@@ -275,7 +275,7 @@ def _property(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 def response_of(seen: Observation, over: bool = False) -> ToolResponse:
     """Return an observation as verl's loop takes it: text, and PIL pictures."""
     pictures = [screenshot(picture).open() for picture in seen.images]
-    return ToolResponse(text=words_of(seen, over), image=pictures or None)
+    return ToolResponse(text=words_of(seen, over), **({"image": pictures} if pictures else {}))
 
 
 def _task(value: Any) -> Task | None:
