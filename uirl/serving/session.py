@@ -352,7 +352,7 @@ class OpenSessions:
         return f"no call for {limit:g} s, and nobody finished the session" if session.idle_seconds > limit else None
 
     def _finished(self, session: AgentSession, record: Trajectory) -> None:
-        self.active.end(session.token, record.stop_reason)
+        self.active.end(session.token, record.stop_reason or "closed")
         for cache in session.cache_ids:
             self._release(cache)
         if self._on_finished is not None:

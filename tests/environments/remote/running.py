@@ -35,11 +35,11 @@ def until(condition: Callable[[], Any], what: str = "it") -> Any:
 
 
 @contextlib.contextmanager
-def running(app: Any, config: uvicorn.Config | None = None) -> Iterator[str]:
+def running(app: Any, config: uvicorn.Config | None = None, **options: Any) -> Iterator[str]:
     """The address of an ASGI application that runs on a thread. `config`: of its server."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as door:
         door.bind(("127.0.0.1", 0))
-        options: dict[str, Any] = {"ws": "websockets-sansio", "log_level": "error", "timeout_graceful_shutdown": 2}
+        options = {"ws": "websockets-sansio", "log_level": "error", "timeout_graceful_shutdown": 2, **options}
         server = uvicorn.Server(config or uvicorn.Config(app, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
         thread.start()

@@ -155,7 +155,8 @@ class ResponsesWriter:
         for index, item in enumerate(items):
             at = {"output_index": index, "item_id": item["id"]}
             said = item["type"] == "message"
-            opened = {**item, "status": "in_progress", **({"content": []} if said else {"arguments": ""})}
+            blank: JSON = {"content": []} if said else {"arguments": ""}
+            opened = {**item, "status": "in_progress", **blank}
             yield "response.output_item.added", {"output_index": index, "item": opened}
             yield from self._message(item, at) if said else self._function_call(item, at)
             yield "response.output_item.done", {"output_index": index, "item": item}

@@ -274,7 +274,7 @@ def test_copies_share_servers_and_nothing_else(screen: Served) -> None:
         assert len({other._session for other in others}) == 3  # type: ignore[attr-defined]
         await asyncio.gather(*[other.close() for other in others])  # type: ignore[func-returns-value]
         assert [server.active for server in environment.pool.servers] == [0]
-        assert not environment.client.transport._open, "connections are left open"
+        assert not environment.client._open, "connections are left open"
 
     asyncio.run(run())
 

@@ -197,7 +197,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             )  # fmt: skip
         except InvalidStatus as error:
             status = error.response.status_code
-            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.token_env})")
+            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.key_env})")
             refused.status = status
             raise refused from None
         except TimeoutError:
