@@ -1,7 +1,6 @@
 """Log-probs of sampled tokens and entropies of what they were drawn from, without a second tensor of logits."""
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -11,11 +10,6 @@ _BLOCK_ELEMENTS = 2**19
 """Numbers of the vocabulary axis worked on at once: 2 MB of float32 stay in the cache of a core."""
 
 T = TypeVar("T")
-Visitor = Callable[[Tensor, Callable[[slice], Any]], list[Any]]
-
-VISITOR: ContextVar[Visitor | None] = ContextVar("VISITOR", default=None)
-"""What visits the blocks of rows; None: `every_block`. A plan, whose rows have no numbers, sets another one for its own
-thread."""
 
 
 class _Wanted(NamedTuple):
@@ -123,15 +117,7 @@ def _finite(log_p: Tensor) -> Tensor:
 
 
 def _visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    return (VISITOR.get() or every_block)(rows, act)
-
-
-def every_block(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other."""
-    return [act(block) for block in blocks(rows)]
-
-
-def blocks(rows: Tensor) -> list[slice]:
-    """Return ranges of the `rows` [n, V] of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
+    """Return what `act` says of blocks of the `rows` [n, V] of about `_BLOCK_ELEMENTS` numbers, one after the other;
+    of one empty block for no rows."""
     size = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[-1]))
-    return [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]
+    return [act(slice(start, start + size)) for start in range(0, max(1, len(rows)), size)]

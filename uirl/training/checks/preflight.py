@@ -27,7 +27,7 @@ from uirl.training.checks.environment import check_tasks
 from uirl.training.checks.long_context import long_gap
 from uirl.training.checks.resumed import same_next_step
 from uirl.training.checks.sleep import check_sleep
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
