@@ -222,6 +222,8 @@ def _tower(layers: Any, attention: tuple[int, int], chosen: int) -> Tower:
         opens = any(hasattr(module, name) for name in ("act_fn", "activation_fn", "act"))
         if opens and not isinstance(module, lean) and sum(returned for _, returned in first) == 2 * read:
             kept += read  # act(gate), which the product with `up` keeps
+        elif not opens and len(sizes) == 2 and first[0][1] > read:
+            kept += (first[0][1] + read) // 2  # queries and keys that were rotated; values hold all three as they came
     experts = [chosen * size for p in layer.parameters() if p.ndim == 3 for size in p.shape[1:]]
     every = [size for sizes in groups.values() for pair in sizes for size in pair]
     wide, outer = 0, 0
