@@ -536,8 +536,8 @@ def remedies(config: ConfigStore, plan: Plan, again: Callable[[ConfigStore], Pla
     it fits too.
     """
     kept: list[str] = []
-    for moment, change in _changes(config, plan):
-        tried = None if plan.fits(moment) else _tried(config, more := _together(config, kept, change), again)
+    for change in _changes(config, plan):
+        tried = _tried(config, more := _together(config, kept, change), again) if plan.problems else None
         if tried is not None and tried.excess < plan.excess:
             kept, plan = more, tried
     for needless in list(kept) if not plan.problems else ():
@@ -570,33 +570,31 @@ def _tried(config: ConfigStore, changes: list[str], again: Callable[[ConfigStore
         return None
 
 
-def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (the moment at which it helps, a change with the keys that have to follow it). A later change of a key goes
-    further than an earlier one."""
+def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield changes, each with the keys that have to follow it. A later change of a key goes further than an earlier
+    one."""
     model, work = config.model, plan.workload
     if config.inference.sleep == "off" and config.override(["inference.sleep=auto"]).engine_sleep_level:
-        yield UPDATE, ("inference.sleep=auto",)
-    yield UPDATE, ("model.gradient_checkpointing=true",)
+        yield ("inference.sleep=auto",)
+    yield ("model.gradient_checkpointing=true",)
     if model.dtype == "float32":
-        yield UPDATE, ("model.dtype=bfloat16",)
+        yield ("model.dtype=bfloat16",)
     if work.rows > 1:
-        yield UPDATE, (f"training.micro_batch_tokens={work.longest}",)
-    for episodes in _halves(work.episodes, 1):
-        yield PLAYING, (f"rollout.parallel={episodes}",)
-    if work.pictures and not model.use_lora:
-        yield UPDATE, ("model.freeze_vision=true",)
+        yield (f"training.micro_batch_tokens={work.longest}",)
+    yield from ((f"rollout.parallel={episodes}",) for episodes in _halves(work.episodes, 1))
     if not model.use_lora:
-        yield UPDATE, ("training.optimizer=adamw_8bit",)
+        if work.pictures:
+            yield ("model.freeze_vision=true",)
+        yield ("training.optimizer=adamw_8bit",)
         sleep = ("inference.sleep=auto",) if config.inference.sleep == 2 else ()
-        yield UPDATE, ("model.use_lora=true", "model.freeze_vision=false", *sleep)
+        yield ("model.use_lora=true", "model.freeze_vision=false", *sleep)
     if not model.built_in:
         here = config.inference.backend == "transformers"
-        yield UPDATE, ("model.quantization=nf4", *(("actors.staleness=0", "actors.engines=0") if here else ()))
+        yield ("model.quantization=nf4", *(("actors.staleness=0", "actors.engines=0") if here else ()))
     if work.pictures > 1:
         kept = () if config.rollout.keep_images is None else ("rollout.keep_images=1",)
-        yield UPDATE, ("rollout.max_images=1", *kept)
-    for context in _halves(work.longest, LEAST_CONTEXT):
-        yield UPDATE, (f"inference.max_context={context}",)
+        yield ("rollout.max_images=1", *kept)
+    yield from ((f"inference.max_context={context}",) for context in _halves(work.longest, LEAST_CONTEXT))
 
 
 def _halves(number: int, least: int) -> Iterator[int]:
