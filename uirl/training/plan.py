@@ -223,7 +223,8 @@ def plan_of(
     beside = {"contexts, libraries": PROCESS} | ({} if gpu else {"pictures kept": run.pictures_kept()})
     awake = {"engine": _engine(config, limit)}
     asleep = {"engine, asleep": ASLEEP} if gpu and config.engine_sleep_level else awake
-    playing, cache = waiting | beside | awake, {}
+    playing = waiting | beside | awake
+    cache: dict[str, float] = {}
     if here:
         playing |= run.prefill()
         cache = {CACHE: run.cache()}
@@ -381,7 +382,8 @@ def _trainable(config: ConfigStore, loaded: LoadedModel) -> list[int]:
 
 def _adapters(config: ConfigStore, loaded: LoadedModel) -> list[int]:
     """Return the numbers of each matrix of the adapters. Raises ConfigError where no layer is adapted."""
-    out, rank = [], config.model.lora.r
+    out: list[int] = []
+    rank = config.model.lora.r
     targets = lora.target_modules(loaded.model, config.model.lora)
     for name in targets.weights:
         *experts, one, other = loaded.model.get_parameter(name).shape
@@ -518,13 +520,13 @@ def require_room(settled: Settled) -> None:
     if plan is None or settled.again is None:
         return
     moment, kept = plan.moments[0], sum(plan.kept.values())
-    memory = (moment.limit or math.inf) / (1 - FREE)
-    if kept <= memory:
+    whole = (moment.limit or math.inf) / (1 - FREE)
+    if kept <= whole:
         return
     parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.kept.items() if size)
     raise ConfigError(
         f"{config.model.source} cannot be trained here: got {parts}, {gib(kept)} GiB in all, expected at most the "
-        f"{gib(memory)} GiB of this {'GPU' if moment.where == 'GPU' else 'machine'}; "
+        f"{gib(whole)} GiB of this {'GPU' if moment.where == 'GPU' else 'machine'}; "
         f"{advice(*remedies(config, plan, settled.again))}. `uirl plan` says what takes how much"
     )
 

@@ -308,9 +308,8 @@ class _Run:
         if rollout.max_images is None and rollout.token_budget is None:
             return [max(1, min(turns, self.longest // tokens))]
         room = max(1, self.longest - reply)
-        budget = min(rollout.token_budget or room, room)
-        limits = {"max_images": rollout.max_images, "keep_images": rollout.keep_images}
-        return rows_within_budget(turns, **limits, budget=budget, picture_tokens=tokens, reply_tokens=reply)
+        sizes = {"budget": min(rollout.token_budget or room, room), "picture_tokens": tokens, "reply_tokens": reply}
+        return rows_within_budget(turns, rollout.max_images, rollout.keep_images, **sizes)
 
     # servers
 
