@@ -22,7 +22,7 @@ from uirl import ConfigStore, load_model
 from uirl.images import Screenshot, screenshot
 from uirl.integrations.verl.agent_loop import RemoteImage
 from uirl.integrations.verl.workers import PIXELS, PackedInputs
-from uirl.training.plan.windows import rows_of_episode
+from uirl.training.memory import rows_of_episode
 
 
 def drawn(width: int, height: int) -> Screenshot:

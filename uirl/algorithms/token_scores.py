@@ -3,7 +3,6 @@ logits; and the weight of the entropy bonus."""
 
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -13,11 +12,6 @@ _BLOCK_ELEMENTS = 2**19
 """Numbers of the vocabulary axis worked on at once: 2 MB of float32 stay in the cache of a core."""
 
 T = TypeVar("T")
-Visitor = Callable[[Tensor, Callable[[slice], Any]], list[Any]]
-
-VISITOR: ContextVar[Visitor | None] = ContextVar("VISITOR", default=None)
-"""What visits the blocks of rows; None: `every_block`. A plan, whose rows have no numbers, sets another one for its own
-thread."""
 
 
 class _Wanted(NamedTuple):
@@ -125,10 +119,6 @@ def _finite(log_p: Tensor) -> Tensor:
 
 
 def _visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    return (VISITOR.get() or every_block)(rows, act)
-
-
-def every_block(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
     """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other."""
     return [act(block) for block in blocks(rows)]
 

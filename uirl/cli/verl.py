@@ -113,7 +113,7 @@ def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
     """Print the memory plan; return 1 where the run does not fit."""
     from uirl.integrations.verl.config.plan import plan_of
     from uirl.integrations.verl.models import described_model
-    from uirl.training.plan.shape import shape_of
+    from uirl.training.memory import shape_of_config
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
     if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:
@@ -121,7 +121,7 @@ def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
             f"--picture {options.picture} --gpu_gib {options.gpu_gib} --host_gib {options.host_gib}: expected a "
             "picture like 1280x720 and memory above 0"
         )
-    picture, shape = (int(size[1]), int(size[2])), shape_of(described_model(trainer.source, trainer.store))
+    picture, shape = (int(size[1]), int(size[2])), shape_of_config(described_model(trainer.source, trainer.store))
     plan = plan_of(trainer.config, shape, gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
     print(plan)
     return 1 if plan.problems else 0

@@ -286,7 +286,7 @@ class Policy:
     def _chunks(self, tokens: int) -> list[slice]:
         """Return which of `tokens` share a projection. The logits of the first chunk wait for the backward pass; the
         others make theirs again, one chunk at a time."""
-        kept, at_once = tokens_projected(self.loaded)
+        kept, at_once = tokens_projected(self.loaded, self.loaded.dtype.itemsize)
         first = kept if torch.is_grad_enabled() else at_once
         return [slice(0, first), *(slice(start, start + at_once) for start in range(first, tokens, at_once))]
 
@@ -295,11 +295,12 @@ class Policy:
         return self.value_head(hidden.float())[..., 0]
 
 
-def tokens_projected(loaded: LoadedModel) -> tuple[int, int]:
-    """Return (tokens whose logits wait for the backward pass, tokens of a chunk whose logits do not)."""
+def tokens_projected(loaded: LoadedModel, itemsize: int) -> tuple[int, int]:
+    """Return (tokens whose logits wait for the backward pass, tokens of a chunk whose logits do not), in a precision of
+    `itemsize` bytes."""
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     at_once = max(1, LOGITS_PER_CHUNK // vocabulary)
-    kept = max(1, LOGITS_KEPT // (vocabulary * loaded.dtype.itemsize))
+    kept = max(1, LOGITS_KEPT // (vocabulary * itemsize))
     # a head that scales or caps its logits makes several tensors of them
     return (kept if head_is_plain(loaded) else at_once), at_once
 

@@ -48,7 +48,7 @@ from uirl.training.channels.choose import open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.evaluation.measure import trained_by
 from uirl.training.interrupt import Interrupt
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.record.instances import fingerprints_of, packed
 from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.resume import open_run, run_name_for

@@ -30,8 +30,7 @@ from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episo
 from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
-from uirl.training.plan.guard import require_room
-from uirl.training.plan.settle import settle
+from uirl.training.plan import require_room, settle
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, say, tell_step
@@ -77,9 +76,8 @@ class RLTrainer:
         config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        if policy is None:
-            require_room(config)
         self._settled = settle(config, policy=policy)
+        require_room(self._settled)
         self.config = config = self._settled.config.check(training=True)
         self._parts: Assembly = assemble(
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True

@@ -180,7 +180,7 @@ class CustomRayPPOTrainer:
 
     def _place_model(self, target: Path) -> None:
         from uirl.integrations.verl.models import check_model_folder, model_folder
-        from uirl.training.plan.shape import attention_heads
+        from uirl.training.memory import attention_heads
 
         model = self.config.actor_rollout_ref.model
         if _needs_writing(self.source):

@@ -29,7 +29,7 @@ from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
 from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 

@@ -6,6 +6,5 @@
 - What goes along in `data.uirl`, read in every process: `settings`; environment variables of a judge: `llm`.
 - Checks before anything starts: `placement` (splits, GPUs, micro-batches, heads), `rewriting` (windows that rewrite
   history), `idle_keys` (keys that nobody would read). `roles` says who works on which GPU.
-- `uirl verl --plan`: `plan` (the phases and whether they fit), `run_memory` (what each phase holds), `memory` (bytes of
-  one part, arithmetic alone), `shape` (the sizes of a model).
+- `uirl verl --plan`: `plan` (the phases, what each holds and whether they fit).
 """

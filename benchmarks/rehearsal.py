@@ -1,16 +1,24 @@
-"""One step of the learner, one prefill and one draw of the engine on made-up samples, with a ledger beside them.
+"""What an update and a prefill take, counted on real tensors: what a plan is compared with.
 
-With a `FakeLedger` this is what a plan is made of; with a `Ledger` and a real policy, what a plan is compared with.
+One step of the learner, one prefill and one draw of the engine on made-up samples of a plan's largest micro-batch, with
+a ledger beside them that knows which bytes of tensors are alive, and what for. A storage counts from the operation that
+made it until Python and autograd have let go of it. What an operation takes inside itself and gives back (workspaces of
+kernels) is not seen, nor is what Python and NumPy hold.
 """
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from uirl.config import ConfigStore
 from uirl.images import ImageStore, Screenshot, screenshot
@@ -24,35 +32,104 @@ from uirl.learner.room import MicroBatchRoom
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.steps import UpdateSteps
 from uirl.metrics import Metrics
-from uirl.training.plan.ledger import Ledger
-from uirl.training.plan.workload import Workload
+from uirl.training.plan import Workload
 from uirl.types import Sample
 
 SHORT = 8
 """Sampled tokens of the sample that leaves gradients and states of the optimiser before the largest one comes."""
 
 
+class Ledger(TorchDispatchMode):
+    """Counts live bytes while it is entered. `vocabulary`: tensors with so many columns are logits; 0: none are."""
+
+    def __init__(self, vocabulary: int = 0) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self._name = "activations"
+        self._names: dict[int, str] = {}
+        self.live: Counter[str] = Counter()
+        """Bytes of each part that are alive now."""
+        self.peak: Counter[str] = Counter()
+        """The parts when their sum was largest since `restart`."""
+        self._total = 0
+        self._most = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes that are alive now."""
+        return self._total
+
+    @property
+    def most(self) -> int:
+        """The largest sum since `restart`."""
+        return self._most
+
+    def restart(self) -> None:
+        """Forget the peak: the largest sum is the one of now."""
+        self._most, self.peak = self._total, Counter(self.live)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Return a context in which what is made counts as `name`."""
+        before, self._name = self._name, name
+        try:
+            yield
+        finally:
+            self._name = before
+
+    def count(self, tensors: Iterable[Tensor], name: str) -> None:
+        """Count tensors that were made elsewhere as `name`; those that were counted before become `name`."""
+        for tensor in tensors:
+            self._note(tensor, name)
+            key = _key(tensor)
+            size = tensor.untyped_storage().nbytes()
+            self.live[self._names[key]] -= size
+            self.live[name] += size
+            self._names[key] = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, self._name)
+        return out
+
+    def _note(self, tensor: Tensor, name: str) -> None:
+        key = _key(tensor)
+        if key in self._names:
+            return
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if self.vocabulary and name == "activations" and tensor.shape[-1:] == (self.vocabulary,):
+            name = "logits"
+        self._names[key] = name
+        self.live[name] += size
+        self._total += size
+        weakref.finalize(storage, self._forget, key, size).atexit = False
+        if self._total > self._most:
+            self.restart()
+
+    def _forget(self, key: int, size: int) -> None:
+        name = self._names.pop(key, None)
+        if name is not None:
+            self.live[name] -= size
+            self._total -= size
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
 class Rehearsal:
-    """A policy, its optimiser, and samples of a workload. Make it and use it while `ledger` is entered.
+    """A policy, its optimiser, and samples of a workload. Make it and use it while `ledger` is entered."""
 
-    `picture`: makes the picture of a number, of the size that the workload says; None: one of one colour.
-    """
-
-    def __init__(
-        self,
-        config: ConfigStore,
-        policy: Policy,
-        work: Workload,
-        ledger: Ledger,
-        picture: Callable[[int], Screenshot] | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigStore, policy: Policy, work: Workload, ledger: Ledger) -> None:
         config = config.model_copy(deep=True)
         # what a guard would do after the steps depends on numbers; its copy of the weights is added by the plan
         config.algorithm.max_update_kl = config.algorithm.target_kl = None
         self.policy, self.loaded, self.work, self.ledger = policy, policy.loaded, work, ledger
         self.settings = LearnerSettings.of(config)
         self.images = ImageStore()
-        self._picture = picture or (lambda number: made_up_picture(work.picture, number))
         self._plain = _plain_token(self.loaded)
         self._count_weights()
         if self.settings.needs_reference and policy.lora_config is None:
@@ -61,8 +138,7 @@ class Rehearsal:
         with ledger.part("optimizer"):
             head = [] if policy.value_head is None else list(policy.value_head.named_parameters())
             trained = policy.named_trainable()
-            # moments of 8 bits are not traced: the plan knows their size
-            self.optimizer = Optimizer(trained, head, replace(self.settings.optimizer("update"), eight_bit=False))
+            self.optimizer = Optimizer(trained, head, self.settings.optimizer("update"))
         for name, parameter in [*trained, *head]:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._count_gradient(name))
 
@@ -87,11 +163,11 @@ class Rehearsal:
         shown = [[self.images.get(hash) for hash in sample.images] for sample in samples]
         ids, positions = pad_sequences(self.loaded, [sample.token_ids for sample in samples], shown)
         hidden = hidden_states(self.loaded, ids, positions, [image for row in shown for image in row])
-        last = hidden[:, -1][:1].expand(work.running, -1)
+        last = hidden[:, -1][:1].expand(work.episodes, -1)
         del hidden
         logits = project(self.loaded, last)
-        log_probs = sampling_log_probs(logits, torch.ones(work.running, dtype=logits.dtype), None, None)
-        draw(log_probs, torch.zeros(work.running, dtype=torch.bool), torch.zeros(work.running))
+        log_probs = sampling_log_probs(logits, torch.ones(work.episodes, dtype=logits.dtype), None, None)
+        draw(log_probs, torch.zeros(work.episodes, dtype=torch.bool), torch.zeros(work.episodes))
         return Counter(self.ledger.peak)
 
     def _step(self, samples: Sequence[Sample]) -> None:
@@ -121,7 +197,7 @@ class Rehearsal:
         return self._sample(pictures * self.work.picture_tokens + 2 * SHORT, SHORT, pictures, -1)
 
     def _sample(self, width: int, replies: int, pictures: int, row: int) -> Sample:
-        shown = [self.images.put(self._picture(1 + row * pictures + i)) for i in range(pictures)]
+        shown = [self.images.put(made_up_picture(self.work.picture, 1 + row * pictures + i)) for i in range(pictures)]
         vision = self.loaded.vision
         ids = [id for image in shown for id in vision.describe([image])[0].expansion.ids] if vision is not None else []
         ids += [self._plain] * (width - len(ids))
