@@ -7,8 +7,8 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.inference.ray.cluster import import_ray
 from uirl.training.chaos.processes import MARK, RunProcess
+from uirl.workers.ray import import_ray
 
 
 class RayNodes:
