@@ -70,7 +70,8 @@ def main(control: int, learner: int, preload: Sequence[str], variables: Mapping[
                 os.close(woken)
                 os.close(wake)
                 channel.close()
-                _be_keeper(program.decode(), *files, learner)
+                pipe, output, connection = files
+                _be_keeper(program.decode(), pipe, output, connection, learner)
             for file in files:
                 os.close(file)
             _tell(channel, {"started": pid})
@@ -116,6 +117,7 @@ def _be_worker(program: str, connection: int, keeper: int) -> NoReturn:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper:
             os._exit(1)
+        os.set_inheritable(connection, False)  # what environments start is not to keep it open
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _forget_random_states()

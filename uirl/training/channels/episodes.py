@@ -25,10 +25,10 @@ from uirl.rollout.reward import RewardFunction
 from uirl.runtime.limits import shown
 from uirl.storage.records import as_stored, pictures_of
 from uirl.training.assembly import sampling_of
+from uirl.training.channels.objects import pack, unpack
 from uirl.types import JSON, Observation, Trajectory
 from uirl.verification.hybrid import HybridVerifier
 from uirl.verification.setup import verifier_of
-from uirl.workers.objects import pack, unpack
 from uirl.workers.peer import Handler
 from uirl.workers.pictures import SharedImageStore, SharedPictures
 from uirl.workers.worker import Worker

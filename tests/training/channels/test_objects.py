@@ -12,7 +12,7 @@ import pytest
 from uirl.environments.registry import ENVIRONMENTS, create_environment
 from uirl.environments.remote.client.native import NativeRemoteEnvironment
 from uirl.errors import ConfigError
-from uirl.workers.objects import pack, unpack
+from uirl.training.channels.objects import pack, unpack
 
 LOCK = threading.Lock()
 
