@@ -288,6 +288,7 @@ class RayProcess:
     async def give(self, method: str, args: tuple[Any, ...], objects: Iterable[Any]) -> None:
         """Call a method of the worker with objects of Ray's store, as it raises. Raises PeerLost where it is lost."""
         try:
+            await self._begun
             error = await self._handle.give.remote(method, args, *objects)
         except import_ray().exceptions.RayError as lost:
             raise PeerLost(f"{self.place} is lost ({type(lost).__name__}: {first_line(lost)})") from lost
