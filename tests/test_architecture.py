@@ -17,7 +17,7 @@ import pytest
 from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
 from tests.patience import PATIENCE
 
-GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "http", "peers"}
+GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "http", "workers"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"
@@ -40,7 +40,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
-    "ray": ("inference/ray", "integrations"),
+    "ray": ("workers/ray", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
     "uvicorn": ("http", "environments/remote", "serving", "viewer"),

@@ -20,7 +20,7 @@ from typing import Any
 from tests.chaos.processes import MARK, RunProcess
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ProcessLost
-from uirl.inference.ray.cluster import import_ray
+from uirl.workers.ray import import_ray
 
 LEASE = 15.0
 """Seconds after which a server ends a session whose player was killed."""

@@ -15,7 +15,7 @@ from uirl import ConfigStore, RayPPOTrainer, RunDirectory, TrajectoryStore, read
 from uirl.cli.main import main
 from uirl.errors import ConfigError, RolloutFailure
 from uirl.storage.labels import Label, LabelStore
-from uirl.training.actors.job import job_for
+from uirl.training.channels.episodes import job_for
 from uirl.verification.hybrid import JUDGE, RULE
 
 RUN = [
