@@ -6,7 +6,7 @@ import torch
 
 from tests.integrations.verl.models import qwen
 from uirl.inference.models.packing import pack_pixels
-from uirl.integrations.verl.config.plan import rows_within_budget
+from uirl.integrations.verl.plan import rows_within_budget
 from uirl.training.memory import patches_of, rows_of_episode, shape_of_config
 
 

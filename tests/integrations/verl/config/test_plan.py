@@ -16,7 +16,7 @@ from uirl import load_model
 from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.integrations.verl.config.plan import Plan, plan_of
+from uirl.integrations.verl.plan import Plan, plan_of
 from uirl.training.memory import GIB, Shape, shape_of_config
 
 pytestmark = pytest.mark.verl
