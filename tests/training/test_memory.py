@@ -62,7 +62,7 @@ def part(plan: Plan, moment: str, name: str) -> float:
 
 SMALL = ["inference.max_tokens=16", "inference.max_turns=2", "training.batch_size=4", "training.minibatches=1"]
 SMALL += ["training.micro_batch_tokens=256", "rollout.max_images=2"]
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "idefics3", "internvl"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "idefics3", "internvl"]
 
 
 @pytest.mark.slow
@@ -81,7 +81,6 @@ def test_an_update_of_a_small_model_of_a_family_takes_about_that(
         parts = rehearsal.update()
     plan = plan_of(config, limit=None, picture=(64, 48))
     counted = ledger.most - kept_pictures(rehearsal)
-    print(family, (plan.moments[0].total - PROCESS) / counted, plan.moments[0].parts, parts, work)
     assert plan.moments[0].total - PROCESS == pytest.approx(counted, rel=0.2)
     for name in ("weights", "adapters", "optimizer"):
         assert part(plan, UPDATE, name) == pytest.approx(parts[name], rel=0.001, abs=4096), name
