@@ -111,8 +111,8 @@ def _train(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
     """Print the memory plan; return 1 where the run does not fit."""
-    from uirl.integrations.verl.plan import plan_of
     from uirl.integrations.verl.models import described_model
+    from uirl.integrations.verl.plan import plan_of
     from uirl.training.memory import shape_of_config
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
