@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 GPU_PARTS := memory update engines attention sleep gap
 
-.PHONY: train test test-real templates test-actors test-slow test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
+.PHONY: train test test-real templates test-actors test-slow test-originals chaos mutants test-verl test-vllm test-clients check format setup browser sandbox \
   bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
@@ -45,6 +45,11 @@ test-real: setup .venv-real/.ready
 # part of `make test`); the recorders beside the tests say how a recording is made
 test-originals: setup
 	$(BIN)/python -m pytest -m originals tests/originals
+
+# trains while processes of the run are killed, and accounts for it (docs/chaos.md); CHAOS: a config and options
+CHAOS ?= configs/screen.yaml --seconds 120 --seed 1
+chaos: setup
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 # which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
 # of RELATED that reach it (BUDGET seconds of them at most); 300 take about ten minutes of one core

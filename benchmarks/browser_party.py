@@ -180,7 +180,7 @@ def run_processes(party: str, pages: list[str], browser: str, sessions: int, sec
 
 async def run_uirl(pages: list[str], sessions: int, seconds: float) -> None:
     """All sessions in this process, in one browser."""
-    from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+    from uirl.environments.browser.miniwob import MiniWobEnvironment
     from uirl.types import Action
 
     envs = [MiniWobEnvironment(task=pages[n % len(pages)], max_turns=MAX_STEPS) for n in range(sessions)]
@@ -215,7 +215,7 @@ async def run_playwright(pages: list[str], browser: str, sessions: int, seconds:
     """Playwright as it comes, all sessions in this process, in one browser: a context each."""
     from playwright.async_api import async_playwright
 
-    from uirl.environments.browser.miniwob.pages import BEGIN, STATE, guard, page_url
+    from uirl.environments.browser.miniwob import BEGIN, STATE, guard, page_url
 
     async with async_playwright() as driver:
         chromium = await driver.chromium.launch(executable_path=browser or None, args=["--hide-scrollbars"])

@@ -25,7 +25,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from uirl import ConfigStore, RayPPOTrainer, read_metrics
-from uirl.environments.browser.miniwob.tags import page_tags
+from uirl.environments.browser.miniwob import page_tags
 
 MIDDLE = "{frontier: 0.05, exploration: 0.5, near_mastery: 0.4, exploitation: 0.05}"
 SAMPLERS = {

@@ -129,7 +129,7 @@ def with_generate(loaded: LoadedModel, work: Work, episodes: int, turns: int, re
 
 
 def as_it_comes(model: Any) -> Any:
-    """A copy of the model without what `uirl.inference.models.vision_tower` made faster."""
+    """A copy of the model without what `uirl.inference.models.loading` made faster."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
         module.__dict__.pop("forward", None)

@@ -33,11 +33,9 @@ from uirl.types import Action, Task, Trajectory, Verdict
 from uirl.verification import HybridOptions, HybridVerifier, RuleBook, read_rule
 from uirl.verification.client import JudgeClient
 from uirl.verification.evidence import Evidence
-from uirl.verification.judge import Judge, JudgeVerdict, digest
+from uirl.verification.judge import Judge, JudgeVerdict, ScreenCounts, digest
 from uirl.verification.memory import JudgeMemory
-from uirl.verification.outcome import Outcome
-from uirl.verification.screens import ScreenCounts
-from uirl.verification.votes import Votes
+from uirl.verification.outcome import Outcome, Votes
 
 COLOURS = PALETTES["primary"]
 TASKS = [

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from uirl.config import ConfigStore
-from uirl.training.plan.plan import PROCESS, plan_of
+from uirl.training.plan import PROCESS, plan_of, workload_of
 
 PICTURE = (224, 224)
 TOKENS = 512
@@ -58,10 +58,8 @@ def predicted(config: ConfigStore) -> float:
 
 def measure(case: str, words: int) -> dict[str, float]:
     """Run the update of a case in this process; return bytes."""
+    from benchmarks.rehearsal import Ledger, Rehearsal
     from uirl.learner import Policy
-    from uirl.training.plan.ledger import Ledger
-    from uirl.training.plan.rehearsal import Rehearsal
-    from uirl.training.plan.workload import workload_of
 
     def update(config: ConfigStore) -> int:
         policy, ledger = Policy.from_config(config), Ledger()
@@ -103,7 +101,7 @@ def main() -> None:
         started = time.perf_counter()
         plan = predicted(config_of(case, options.words))
         seconds = time.perf_counter() - started
-        command = [sys.executable, __file__, "--case", case, "--words", str(options.words)]
+        command = [sys.executable, "-m", "benchmarks.plan", "--case", case, "--words", str(options.words)]
         found = []
         for variables in ({"MALLOC_MMAP_THRESHOLD_": "65536"}, {}):
             done = subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, text=True)

@@ -5,8 +5,7 @@
 All seeds and ways go on from one warm start (of seed 0) and play as many episodes per round. 'solved alone': solved
 episodes are learned from. 'forks': also beginnings of failed episodes of groups that hold a solved one, certified by
 playing them again. 'judge': where no episode of a group is solved, a judge finds the beginning; it is a real HTTP
-server that reads whether the page changed, and so makes no mistake. 'forks, corrections': behind a beginning stands
-what the solved episode did there. 'forks, restarts': half of a round's groups start
+server that reads whether the page changed, and so makes no mistake. 'forks, restarts': half of a round's groups start
 behind a beginning of the round before. With --runs a benchmark that was ended goes on.
 """
 
@@ -31,7 +30,6 @@ WAYS: dict[str, list[str]] = {
     "solved alone": ["evolve.prefixes=off"],
     "forks": ["evolve.prefixes=fork"],
     "judge": ["evolve.prefixes=judge", "verification.judge=eye"],
-    "forks, corrections": ["evolve.prefixes=fork", "evolve.corrections=true"],
     "forks, restarts": ["evolve.prefixes=fork", "evolve.restarts=0.5"],
 }
 JOB = [
@@ -89,7 +87,7 @@ def row(way: str, runs: list[list[dict[str, Any]]]) -> str:
     rounds = [[facts[n]["evaluate"]["success"] for facts in runs] for n in range(ROUNDS + 1)]
     success = " | ".join(f"{100 * mean(values):.1f}" for values in rounds)
     last = ", ".join(f"{100 * value:.1f}" for value in rounds[-1])
-    kinds = ("solved", "beginnings", "corrections")
+    kinds = ("solved", "beginnings")
     kept = [mean(sum(f[n]["select"][kind] for n in range(1, ROUNDS + 1)) for f in runs) for kind in kinds]
     tokens = mean(facts[ROUNDS]["fine_tune"]["learned_tokens"] for facts in runs)
     return f"| {way} | {success} | {last} | {' | '.join(f'{count:.0f}' for count in kept)} | {tokens:.0f} |"
@@ -111,8 +109,8 @@ def main() -> None:
                 found[way].append(run(folder, way, seed, options.episodes, server))
                 print(f"seed {seed}, {way}: {time.monotonic() - started:.0f} s", flush=True)
         print(f"\n| way | {' | '.join(f'after round {n}' for n in range(ROUNDS + 1))} | of the seeds | solved kept | "
-              "beginnings kept | corrections kept | learned tokens |")  # fmt: skip
-        print("|---|" + "---|" * (ROUNDS + 6))
+              "beginnings kept | learned tokens |")  # fmt: skip
+        print("|---|" + "---|" * (ROUNDS + 5))
         for way, runs in found.items():
             print(row(way, runs))
 

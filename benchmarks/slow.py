@@ -13,8 +13,7 @@ import time
 from typing import Literal
 
 from uirl.config.section import NonNegative
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.miniwob.options import MiniWobOptions
+from uirl.environments.browser.miniwob import MiniWobEnvironment, MiniWobOptions
 from uirl.environments.options import EnvironmentOptions
 from uirl.environments.screen.environment import ScreenEnvironment
 from uirl.environments.screen.options import ScreenOptions

@@ -1,5 +1,5 @@
 """A step of the warm start of configs/screen.yaml on the thread of the event loop, where the thread that waits for it
-keeps its OpenMP team, and where it gives it back (`uirl.runtime.openmp`).
+keeps its OpenMP team, and where it gives it back (`uirl.runtime.event_loop`).
 
 python -m benchmarks.threads [--rounds 5]
 

@@ -36,8 +36,8 @@ from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from uirl.environments import ToolEnvironment
 from uirl.inference.models.templates import TEMPLATES
-from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.rollout.coordinator import start_coordinator
+from uirl.integrations.verl.record import start_coordinator
+from uirl.integrations.verl.settings import Settings
 from uirl.tools import CalculatorTool
 
 QUESTION = "What is 12 * (3 + 4)? Use the calculator."
@@ -202,12 +202,13 @@ def workers_of(verl: Any) -> dict[str, Worker]:
 
 
 def recorded(verl: Any, folder: Path) -> tuple[Worker, Any]:
-    """A worker for our loop with an office that writes to `folder`, and the office, which ends with its handle."""
-    name, office = start_coordinator(Settings.read(verl.data).config, None, folder)
-    ray.get(office.begin.remote(None))
+    """A worker for our loop with a coordinator that writes to `folder`, and the coordinator, which ends with its
+    handle."""
+    name, coordinator = start_coordinator(Settings.read(verl.data).config, folder)
+    ray.get(coordinator.begin.remote(None))
     made = copy.deepcopy(verl)
-    made.data.uirl.office = name
-    return Worker(made, None), office
+    made.data.uirl.coordinator = name
+    return Worker(made, None), coordinator
 
 
 def show(name: str, rounds: list[dict[str, Cost]]) -> None:

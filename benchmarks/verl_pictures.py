@@ -20,9 +20,9 @@ from PIL import Image, ImageDraw
 
 from uirl import ConfigStore, load_model
 from uirl.images import Screenshot, screenshot
-from uirl.integrations.verl.rollout.agent import Travelling
-from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
-from uirl.training.plan.windows import rows_of_episode
+from uirl.integrations.verl.agent_loop import RemoteImage
+from uirl.integrations.verl.workers import PIXELS, PackedInputs
+from uirl.training.memory import rows_of_episode
 
 
 def drawn(width: int, height: int) -> Screenshot:
@@ -66,7 +66,7 @@ def main() -> None:
     packed = PackedInputs(inputs, processor)
     raw, small = inputs[PIXELS].nbytes, packed._values[PIXELS].codes.nbytes
     assert bool((packed[PIXELS] == inputs[PIXELS]).all())
-    sent, travelling = len(pickle.dumps(picture)), len(pickle.dumps(Travelling(shot)))
+    sent, travelling = len(pickle.dumps(picture)), len(pickle.dumps(RemoteImage(shot)))
     print(f"a screenshot of {width} x {height}, {len(shot.data) / 1e6:.2f} MB as PNG")
     print(f"in a sequence: float32 {raw / 1e6:.1f} MB, packed {small / 1e6:.2f} MB")
     print(f"to a server: PIL {sent / 1e6:.2f} MB, as captured {travelling / 1e6:.2f} MB")
@@ -75,7 +75,7 @@ def main() -> None:
         "pack": lambda: PackedInputs(inputs, processor),
         "unpack": lambda: packed[PIXELS],
         "PIL, pickled and back": lambda: pickle.loads(pickle.dumps(picture)).load(),
-        "as captured, pickled and back": lambda: pickle.loads(pickle.dumps(Travelling(shot))),
+        "as captured, pickled and back": lambda: pickle.loads(pickle.dumps(RemoteImage(shot))),
     }
     for name, call in work.items():
         print(f"{name}: {seconds(call) * 1000:.0f} ms of CPU")

@@ -26,7 +26,7 @@ import httpx
 from PIL import Image, ImageDraw
 
 from uirl.images import Screenshot
-from uirl.metrics.file import MetricsLogger
+from uirl.metrics.trackers import MetricsLogger
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Action, Failure, Observation, Task, ToolCall, Trajectory, Turn, Verdict
 

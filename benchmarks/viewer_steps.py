@@ -110,10 +110,10 @@ def processor(pid: int) -> float:
 async def measure(address: str, key: str, steps: int, wait: int, server: int) -> None:
     browser = Chromium(allow=[address], timeout=600)
     page = await browser.new_page(1280, 1000)
-    await page.tabs.first.call("Performance.enable")
+    await page.first.call("Performance.enable")
 
     async def tasks() -> float:
-        found = (await page.tabs.first.call("Performance.getMetrics"))["metrics"]
+        found = (await page.first.call("Performance.getMetrics"))["metrics"]
         return next(one["value"] for one in found if one["name"] == "TaskDuration")
 
     await page.goto(f"{address}/#/run/{key}/t/long/400")

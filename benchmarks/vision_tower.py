@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from uirl.config import TinyConfig
+from uirl.inference.models.loading import speed_up_vision
 from uirl.inference.models.tiny import build_tiny
-from uirl.inference.models.vision_tower import speed_up_vision
 
 
 def cpu_seconds(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> tuple[float, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from uirl.environments import WebEnvironment
-from uirl.environments.browser.options import PageOptions
+from uirl.environments.browser.environment import PageOptions
 from uirl.environments.ui.vocabulary import ClickMark
 from uirl.types import Action, Task
 

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from grounding.model import build_model
+from grounding.training import Recipe, Trainer, accuracy, train
 from torch import distributed, multiprocessing
 
-from uirl.inference.grounding.evaluation import accuracy
-from uirl.inference.grounding.model import build_model
-from uirl.inference.grounding.training import Recipe, Trainer, train
 from uirl.inference.models.loading import LoadedModel, wrap_model
 from uirl.runtime.folders import whole_folder
 

@@ -12,7 +12,7 @@ from uirl import load_config
 
 ROOT = Path(__file__).parents[1]
 PLACES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.yaml"), *ROOT.glob("benchmarks/*.md")]
-COMMAND = re.compile(r"^(?:# +|\$ )?(uirl (?:train|evolve|eval|check|chaos) configs/\S+\.yaml.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^(?:# +|\$ )?(uirl (?:train|evolve|eval|check) configs/\S+\.yaml.*)$", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ import pytest
 
 import uirl.errors
 from uirl import Tool, ToolRegistry
-from uirl.environments.remote.server.problems import OutOfTurn, describe
 from uirl.errors import UirlError, without_addresses
+from uirl.http.guard import Refusal
 from uirl.runtime.limits import InputError, shown
 from uirl.serving import APIProblem
 from uirl.tools import ToolError
@@ -48,7 +48,7 @@ def test_other_words_stay_as_they_are() -> None:
 
 def test_what_servers_answer_holds_none() -> None:
     assert "0x" not in APIProblem(400, f"got {Opaque()!r}", code="x").body["error"]["message"]
-    assert "0x" not in str(describe(OutOfTurn(f"got {Opaque()!r}")))
+    assert "0x" not in str(Refusal(409, "order", f"got {Opaque()!r}"))
 
 
 class Careless(Tool):

@@ -26,7 +26,7 @@ from uirl.errors import UirlError
 from uirl.parsers import PARSERS, create_parser
 from uirl.runtime.wire import loads
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
-from uirl.serving.protocol.wire import read_json
+from uirl.serving.protocol.fields import read_json
 from uirl.tools import CalculatorTool, LookupTool, SearchTool, ToolRegistry
 from uirl.types import Action, ToolCall
 

@@ -1,7 +1,7 @@
 """1 MB and 100 000 items over every protocol: no stretch on the event loop takes more than 0.2 s of CPU.
 
 The routes are those of the applications, so that a new one is asked too. `pytest -s` prints the table of
-benchmarks/RESULTS.md.
+benchmarks/history/cost.md.
 """
 
 from __future__ import annotations

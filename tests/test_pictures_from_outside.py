@@ -16,13 +16,13 @@ from PIL import Image
 
 from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, collector, play_with, scripted, specs
-from uirl.environments.remote.protocol.pictures import whole
 from uirl.environments.results import read_observation
 from uirl.errors import EnvironmentFailure
+from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.runtime.limits import InputError, LimitError
-from uirl.serving.problems import APIProblem
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.messages import read_messages
 from uirl.types import Observation
 

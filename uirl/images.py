@@ -1,7 +1,8 @@
-"""Screenshots by content: the same picture has the same hash, whoever drew it and wherever it travels."""
+"""Screenshots stored by the hash of their content: the same picture has the same hash in every process."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -79,6 +80,10 @@ class Screenshot:
         known = _DECODED.find(self.hash)
         return self.data if known is not None or _read(self, self._is_plain) else _encoded(self.open()).data
 
+    def resized(self, size: tuple[int, int]) -> Screenshot:
+        """Return the picture in another size (width, height in pixels), as PNG."""
+        return screenshot(self.open().resize(size))
+
     def _size(self, picture: Image) -> tuple[int, int]:
         width, height = picture.size
         return (height, width) if self._orientation(picture) in ON_THEIR_SIDE else (width, height)
@@ -114,6 +119,21 @@ def _read(image: Screenshot, read: Callable[[Any], T]) -> T:
     except Exception as error:  # a decoder raises whatever the bytes lead it to
         problem = f"{type(error).__name__}: {error}"
         raise InputError(f"{where} ({len(image.data)} bytes) cannot be decoded: {clip(problem, 120)}") from error
+
+
+def media_type(data: bytes) -> str:
+    """Return the kind of an encoded picture by its first bytes; what is none of ours is data that no browser runs."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    kinds = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+    return next((kind for begin, kind in kinds.items() if data.startswith(begin)), "application/octet-stream")
+
+
+def data_url(data: bytes) -> str:
+    """Write a picture, the bytes of a PNG, JPEG or WEBP file, as a URL that holds it."""
+    kind = media_type(data)
+    kind = kind if kind.startswith("image/") else "image/png"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def as_rgb(picture: Image) -> Image:

@@ -1,4 +1,4 @@
-"""Whether an episode solved its task: yes, no, or nobody can know. docs/success.md says it in words.
+"""Whether an episode solved its task: yes, no, or unknown. docs/verification.md has the rules.
 
 A record says it in `Trajectory.success`: the verdict, else the environment's own word. An environment may speak only
 where it ends an episode, or only of successes. So an episode that ended without a word is unsolved as soon as anybody

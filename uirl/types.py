@@ -109,7 +109,7 @@ class Action:
 
     @property
     def answer(self) -> str:
-        """The text without the thought that it begins with, for whoever reads it as it is."""
+        """The text without the thought that it begins with."""
         text, thought = self.text.strip(), self.thought.strip()
         return text[len(thought) :].strip() if thought and text.startswith(thought) else self.text
 
@@ -298,8 +298,8 @@ class Trajectory:
     @property
     def success(self) -> bool | None:
         """Whether the task was solved: the verdict, else the environment's own word (`metrics['success']`);
-        None: the episode failed and is no evidence, or nobody said, which `uirl.success.settle_outcomes` makes a no
-        where this environment says it of others."""
+        None: the episode failed and is no evidence, or neither said so, which `uirl.success.settle_outcomes` makes a no
+        where this environment reports success in other episodes."""
         if self.failure is not None:
             return None
         if self.verdict is not None:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from benchmarks.gpu_parts.models import checkpoint_of, policy_of
 from benchmarks.gpu_parts.setting import GIB, Row, Setting
+from benchmarks.rehearsal import Ledger, Rehearsal
 from uirl.config import ConfigStore, load_config
-from uirl.training.plan.ledger import Ledger
-from uirl.training.plan.plan import PROCESS, plan_of
-from uirl.training.plan.rehearsal import Rehearsal
-from uirl.training.plan.workload import workload_of
+from uirl.training.plan import PROCESS, plan_of, workload_of
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "one_gpu"
 NOTE = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import uirl.algorithms.entropy as entropy_module
+import uirl.algorithms.token_scores as entropy_module
 from uirl.algorithms import EntropyController, compute_entropy, drop_unlikely
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu_parts import engines, gap, sleep
 from benchmarks.gpu_parts.setting import Setting
 from tests.inference.vllm.sleeping import stand_in
 from tests.published import PARAMETERS, published_config, write_published
-from uirl.training.plan.shape import shape_of
+from uirl.training.memory import shape_of_config
 
 ROOT = Path(__file__).parents[2]
 CASES = [(part, case) for part in gpu.PARTS for case in importlib.import_module(f"benchmarks.gpu_parts.{part}").CASES]
@@ -79,7 +79,7 @@ def _with_weights(folder: str, setting: Setting) -> Any:
 
 @pytest.mark.parametrize("model", ["Qwen3-VL-2B", "Qwen3-VL-4B", "Qwen2.5-VL-7B", "Qwen3-8B"])
 def test_the_sizes_are_those_of_the_checkpoints(model: str) -> None:
-    assert shape_of(published_config(model)).parameters == PARAMETERS[model]
+    assert shape_of_config(published_config(model)).parameters == PARAMETERS[model]
 
 
 def test_a_made_up_vocabulary_is_whole_and_changes_no_text(tmp_path: Path) -> None:

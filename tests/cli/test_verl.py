@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uirl.cli.main import main
-from uirl.integrations.verl.config.llm import LLM_API_KEY, LLM_BASE_URL
+from uirl.integrations.verl.settings import LLM_API_KEY, LLM_BASE_URL
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "verl_config.yaml")
 URL = "http://localhost:9/v1"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.test_sft import exported, picture_model, rows_of, takes_a_step, text_model, trainer_of
 from uirl.errors import StorageError
-from uirl.storage.parquet import to_parquet
+from uirl.storage.export import to_parquet
 
 pytestmark = pytest.mark.clients
 

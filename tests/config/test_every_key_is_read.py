@@ -6,7 +6,7 @@ from pathlib import Path
 import uirl
 from tests.config.keys import leaves
 from uirl.config import ConfigStore
-from uirl.integrations.verl.config.mapping import MAPPED
+from uirl.integrations.verl.mapping import MAPPED
 
 ROOT = Path(uirl.__file__).parent
 
@@ -15,7 +15,7 @@ def test_every_key_is_read_somewhere() -> None:
     # a key counts as read where it is an attribute behind a dot, in the house or in a property or rule of the config
     # (verl's table names every key of ours, so there only those count that it maps; aliases of keys and the table
     # of unused ones read none)
-    named = ("config/unused.py", "config/aliases.py", "integrations/verl/config/mapping.py")
+    named = ("config/unused.py", "config/aliases.py", "integrations/verl/mapping.py")
     tables = [ROOT / name for name in named]
     text = "\n".join(path.read_text() for path in ROOT.rglob("*.py") if path not in tables)
     own = {key for key in leaves(ConfigStore) if key not in MAPPED}

@@ -123,63 +123,12 @@ def test_evidence_that_aged_brings_a_task_back() -> None:
     assert made.level("always") == "near_mastery"
 
 
-def test_a_task_that_is_only_failed_rests_longer_each_time() -> None:
-    made = TaskCurriculum(min_attempts_per_task=2, park_after=6, park_for=10)
-    made.update_group("easy", [True] * 8, step=0)
-    made.update_group("hard", [False, False], step=0, signal=False)
-    drawn = []
-    for step in range(100):
-        made.update_success_rate("easy", True, step=step)
-        if made.sample_task("frontier") == "hard":
-            drawn.append(step)
-            made.update_group("hard", [False, False], step=step, signal=False)
-    # six failures in update 1: parked for 10, then after one more group for 20, 40, 80
-    assert drawn == [0, 1, 11, 31, 71]
-    row = made.take_metrics()
-    assert (row["count/tasks_parked"], row["count/tasks_woken"]) == (4, 3)
-    assert row["curriculum/parked/tasks"] == 1
-
-
-def test_a_success_or_something_to_learn_keeps_a_task() -> None:
-    for keeps in ({"outcomes": [False] * 5 + [True], "signal": True}, {"outcomes": [False] * 6, "signal": True}):
-        made = TaskCurriculum(min_attempts_per_task=2, park_after=12)
-        for _ in range(5):
-            made.update_group("task", **keeps)  # type: ignore[arg-type]
-        assert made.level("task") != "parked"
-    for _ in range(2):
-        made.update_group("task", [False] * 6, signal=False)
-    assert made.level("task") == "parked"
-    made.update_success_rate("task", True)
-    assert made.level("task") == "frontier"
-
-
 def test_a_task_that_is_never_heard_of_does_not_hold_up_the_others() -> None:
     made = played(min_attempts_per_task=4, new_share=1.0)
     made.register_tasks(["broken"])
     for _ in range(4):
         assert [made.sample_task() for _ in range(9)].count("broken") == 1, "once in an update is enough"
         made.update_success_rate("often", True, step=2)
-    assert "broken" not in {made.sample_task() for _ in range(50)}
-    row = made.take_metrics()
-    assert (row["count/tasks_silent"], row["count/tasks_parked"]) == (1, 0)
-    made.update_success_rate("broken", False, step=2)
-    assert made.level("broken") == "new"
-
-
-def test_a_task_that_is_under_way_is_not_silent() -> None:
-    made = TaskCurriculum(min_attempts_per_task=1)
-    made.register_tasks("ab")
-    for step in range(3):  # three updates ahead of the learner
-        made.sample_task("frontier")
-        made.update_success_rate("b", True, step=step)
-    assert (made.level("a"), made.take_metrics()["count/tasks_silent"]) == ("new", 0)
-
-
-def test_where_every_task_is_parked_they_are_played_in_turn() -> None:
-    made = TaskCurriculum(min_attempts_per_task=1, park_after=2)
-    for name in "abc":
-        made.update_group(name, [False, False])
-    assert [made.sample_task() for _ in range(4)] == ["a", "b", "c", "a"]
 
 
 def history(made: TaskCurriculum, draws: int, start: int = 0) -> list[str]:
@@ -196,7 +145,7 @@ def history(made: TaskCurriculum, draws: int, start: int = 0) -> list[str]:
 
 
 def made_of_forty(seed: int = 3) -> TaskCurriculum:
-    made = TaskCurriculum(seed=seed, park_after=8, park_for=3, half_life=5.0)
+    made = TaskCurriculum(seed=seed, half_life=5.0)
     made.register_tasks(str(i) for i in range(40))
     return made
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from uirl.config.section import Count
-from uirl.environments.browser.options import PageOptions
+from uirl.environments.browser.environment import PageOptions
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions
 from uirl.environments.registry import ENVIRONMENTS, create_environment, option_names, option_sections
 from uirl.environments.screen import ScreenEnvironment

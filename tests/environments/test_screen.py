@@ -10,9 +10,8 @@ import pytest
 
 from uirl.environments import check_environment, scripted_success
 from uirl.environments.screen import ScreenEnvironment, ScreenSuite
-from uirl.environments.screen.drawing import draw
+from uirl.environments.screen.drawing import BACKGROUND, SIDE_BAR, TITLE_BAR, Colour, draw
 from uirl.environments.screen.layout import Box, Grid
-from uirl.environments.screen.shapes import BACKGROUND, SIDE_BAR, TITLE_BAR, Colour
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage
 from uirl.errors import ConfigError
 from uirl.images import screenshot

@@ -10,8 +10,7 @@ import pytest
 
 from uirl.environments import check_environment, create_environment, scripted_success
 from uirl.environments.text.guess_number import GuessNumberEnvironment
-from uirl.environments.text.simple_game import REWARDS, SimpleGameEnvironment
-from uirl.environments.text.world import OPPOSITE, build_house
+from uirl.environments.text.simple_game import OPPOSITE, REWARDS, SimpleGameEnvironment, build_house
 from uirl.errors import ConfigError
 from uirl.types import Action
 

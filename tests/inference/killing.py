@@ -13,7 +13,7 @@ from tests.conftest import tiny_model
 from tests.patience import PATIENCE
 from uirl.inference import GenerationRequest, Router, SamplingParams, TransformersInferenceEngine
 from uirl.inference.models.copying import copy_of
-from uirl.inference.processes.start import processes_of
+from uirl.inference.workers import RemoteEngine
 
 ASKED = [
     GenerationRequest((10, 11, 12 + n), (), SamplingParams(max_tokens=1500, temperature=0.0), f"e{n}")
@@ -42,7 +42,9 @@ async def check_a_kill(router: Router) -> None:
     here = TransformersInferenceEngine(copy_of(trained))
     await router.update_weights(trained.model.named_parameters(), 7)
     expected = await asyncio.gather(*[here.generate(request) for request in ASKED])
-    first = processes_of(router)[0]
+    engine = router.engines[0]
+    assert isinstance(engine, RemoteEngine)
+    first = engine.supervisor
     replies = [asyncio.ensure_future(router.generate(request)) for request in ASKED]
     await until(lambda: router._places[0].running)
     assert first.pid is not None
@@ -50,7 +52,7 @@ async def check_a_kill(router: Router) -> None:
     answered = await asyncio.gather(*replies)
     assert [reply.token_ids for reply in answered] == [reply.token_ids for reply in expected]
     assert {reply.policy_version for reply in answered} == {7}
-    await until(lambda: not router.out and first.state == "running")
-    assert (first.incarnation, first.policy_version) == (2, 7)
-    again = await first.generate(ASKED[0])
+    await until(lambda: not router.out and first.state == "ready")
+    assert (first.incarnation, engine.policy_version) == (2, 7)
+    again = await engine.generate(ASKED[0])
     assert (again.token_ids, again.policy_version) == (expected[0].token_ids, 7)

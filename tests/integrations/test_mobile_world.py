@@ -245,17 +245,6 @@ def test_the_curriculum_chooses_and_hears() -> None:
     assert ladder.reports == [["letters/some", True, 1], ["letters/some", True, 2]]
 
 
-def test_a_failed_episode_has_no_reward() -> None:
-    ladder = Ladder()
-    ladder.register_tasks(["letters/few"])
-    loop = MobileWorldAgentLoop(Fragile(), agent_type="text", engine=says("ab"), task_curriculum=ladder)
-    result = loop.run_full_interaction("a", seed=4)
-    loop.close()
-    assert result["reward"] is None
-    assert "the cable was pulled" in result["failure"]
-    assert ladder.reports == []
-
-
 def test_the_reward_calculator_and_the_limit_of_steps_hold() -> None:
     loop = MobileWorldAgentLoop(
         TwoLooks(), agent_type="text", engine=says("ab"), max_step=1, reward_calculator=lambda trajectory: 7.0

@@ -15,7 +15,7 @@ from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import load_checkpoint, save_checkpoint
 from uirl.learner.adamw_8bit import bytes_of_moments
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
-from uirl.training.plan.states import policy_of_shapes, states_of
+from uirl.training.plan import plan_of
 
 EIGHT = "training.optimizer=adamw_8bit"
 LARGE, SMALL = (96, 64), (17,)
@@ -98,7 +98,7 @@ def test_the_plan_counts_what_it_takes(bitsandbytes: Any, images) -> None:
     learner.update(sample_trajectories(learner.policy, images))
     kept = {name: t for name, t in learner.optimizer.state().items() if not name.startswith("step.")}
     config = make_config(TEXT, EIGHT)
-    assert states_of(policy_of_shapes(config), config)["optimizer"] == sum(tensor.nbytes for tensor in kept.values())
+    assert plan_of(config, limit=None, gpu=False).kept["optimizer"] == sum(tensor.nbytes for tensor in kept.values())
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

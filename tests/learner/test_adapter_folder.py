@@ -9,7 +9,7 @@ from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.errors import ConfigError
 from uirl.learner import Policy, export_peft, load_policy, save_checkpoint
-from uirl.learner.adapter_folder import _require_base
+from uirl.learner.lora import _require_base
 from uirl.runtime.folders import read_tensors, write_tensors
 
 LORA = (TEXT, "model.use_lora=true", "model.lora.r=4", "training.learning_rate=0.01")

@@ -10,10 +10,10 @@ from tests.learner.worlds import make_config, sample_trajectories
 from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
+from uirl.inference.models import shared_prompts as padding
 from uirl.learner import Policy, collate, micro_batches, response_view
 from uirl.learner import batch as batch_module
 from uirl.learner.credit import assign_credit
-from uirl.runtime import padding
 from uirl.types import Sample
 
 

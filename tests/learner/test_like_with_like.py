@@ -9,11 +9,10 @@ from uirl.algorithms import PPO
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
-from uirl.integrations.verl.config.mapping import verl_values
+from uirl.integrations.verl.mapping import verl_values
 from uirl.learner import response_view
-from uirl.learner.scoring import BatchScores
+from uirl.learner.scoring import BatchScores, stale_weights
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.stale import stale_weights
 
 FILTERS = ["inference.top_p=0.9", "inference.top_k=3"]
 ENGINES = [

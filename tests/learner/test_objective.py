@@ -11,8 +11,8 @@ from uirl.images import ImageStore
 from uirl.learner import Policy, collate
 from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.policy import TokenScores
-from uirl.learner.schedule import MinibatchSchedule
 from uirl.learner.settings import LearnerSettings
+from uirl.learner.steps import MinibatchSchedule
 from uirl.types import Sample
 
 TEXT = "model.model_name=uirl/tiny-lm"

@@ -7,7 +7,7 @@ from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.learner import Policy, load_checkpoint, save_checkpoint
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
-from uirl.learner.schedule import share_of_peak
+from uirl.learner.steps import share_of_peak
 
 
 class TestOptimizer:

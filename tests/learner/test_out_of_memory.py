@@ -9,7 +9,7 @@ from tests.learner.updates import gradients_of_first_step, log_probs_of, make_le
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.errors import OutOfMemory
 from uirl.learner import Policy
-from uirl.runtime.out_of_memory import is_out_of_memory
+from uirl.runtime.memory import is_out_of_memory
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU), MemoryError()]

@@ -19,7 +19,7 @@ from uirl.images import ImageStore
 from uirl.inference.models.loading import load_model
 from uirl.inference.models.quantized import bytes_of_quantized, is_quantized, language_linears, plain_weight
 from uirl.learner import Learner, Policy, export_hf, export_peft, load_checkpoint, load_policy, save_checkpoint
-from uirl.training.plan.states import policy_of_shapes, states_of, weights_of
+from uirl.training.plan import Described, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_the_plan_counts_the_bytes_of_the_codes_and_their_scales(bitsandbytes: A
             kept += parameter.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
         elif ".lora_" not in name:
             kept += parameter.nbytes
-    planned = weights_of(policy_of_shapes(config), config)
+    planned = plan_of(config, limit=None, gpu=False).kept
     assert planned["weights"] == pytest.approx(kept, rel=0.02)  # buffers of the model, scales that fill no block
 
 
@@ -119,8 +119,9 @@ def test_a_weight_takes_about_half_a_byte(folder: Path) -> None:
     assert bytes_of_quantized(2**14) == 2**13 + 2**8 + 4
     config = config_of(folder)
     whole = config.override(["model.quantization=null"])
-    narrow, wide = (states_of(policy_of_shapes(one), one) for one in (config, whole))
-    layers = sum(layer.weight.numel() for layer in language_linears(policy_of_shapes(whole).model).values())
+    model = Described.of(config)
+    narrow, wide = (plan_of(one, limit=None, model=model).kept for one in (config, whole))
+    layers = sum(layer.weight.numel() for layer in language_linears(model.loaded.model).values())
     assert wide["weights"] - narrow["weights"] == pytest.approx(2 * layers - bytes_of_quantized(layers))
     assert narrow["a layer in full"] == 2 * 128 * 64
 

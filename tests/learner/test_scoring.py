@@ -9,7 +9,7 @@ import torch
 from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
 from uirl.errors import AlignmentError, NonFiniteError
-from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models import attention
 from uirl.learner import Policy
 

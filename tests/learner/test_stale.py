@@ -11,9 +11,8 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore
 from uirl.learner import Policy, response_view
-from uirl.learner.scoring import BatchScores
+from uirl.learner.scoring import BatchScores, stale_weights
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.stale import stale_weights
 from uirl.types import Sample
 
 PLAIN = (TEXT, "training.adv_estimator=reinforce_plus_plus")

@@ -81,7 +81,7 @@ class TestLongestUpdate:
         assert all(torch.equal(a, b) for a, b in zip(weights_of(free), weights_of(held), strict=True))
 
     def test_what_cannot_be_shortened_enough_is_undone(self, images, monkeypatch):
-        monkeypatch.setattr("uirl.learner.trust_region.HALVINGS", 1)
+        monkeypatch.setattr("uirl.learner.steps.HALVINGS", 1)
         learner = make_learner(images, TEXT, *STEEP, "algorithm.max_update_kl=1e-9", "model.dtype=bfloat16")
         samples = sample_trajectories(learner.policy, images)
         start = weights_of(learner)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from uirl.parsers.json_action import MAX_OBJECTS, JSONActionParser
 from uirl.types import Action, ToolCall
@@ -102,50 +98,3 @@ def test_an_argument_called_action_takes_the_long_form() -> None:
     action = Action.of("run", action="click")
     assert parser.render(action) == '{"name":"run","arguments":{"action":"click"}}'
     assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
-
-
-def test_arguments_that_json_cannot_hold_are_refused() -> None:
-    with pytest.raises(TypeError):
-        parser.render(Action.of("click", x=object()))
-    with pytest.raises(ValueError):
-        parser.render(Action.of("click", x=float("nan")))
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-calls = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), plain, max_size=4), st.text(max_size=3))
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(calls, min_size=1, max_size=3))
-def test_what_is_rendered_parses_back(some: list[ToolCall]) -> None:
-    action = Action(tool_calls=tuple(some))
-    assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.text(alphabet='{}[]":,\\ax1 \n`<>/thinkacionme', max_size=80))
-def test_no_text_makes_it_raise(text: str) -> None:
-    action = parser.parse(text)
-    assert (action.parse_error is None) == bool(action.tool_calls)
-
-
-@pytest.mark.parametrize(
-    "unit", ["{", '{"', "{}", '{"a":', '{"action":"', '{"\\"', "{x}", '"', "[[{", '{"action":"a"}']
-)
-def test_work_grows_linearly(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Characters handed to the decoder's failures and objects tried stay bounded, whatever the length."""
-    tried = []
-    real = json.JSONDecoder.raw_decode
-
-    def counting(self: json.JSONDecoder, text: str, position: int = 0) -> tuple[object, int]:
-        tried.append(position)
-        return real(self, text, position)
-
-    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counting)
-    parser.parse((unit * 200_000)[:200_000])
-    assert len(tried) <= MAX_OBJECTS
-    assert tried == sorted(set(tried)), "no position is tried twice"

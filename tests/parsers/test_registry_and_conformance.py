@@ -46,11 +46,7 @@ SAMPLES = {
     "mai_ui": [Action.of("click", coordinate=[3, 4]), Action.of("answer", text="42"), Action.of("mail.send", to="x")],
     "qwen3-coder": [Action.of("click", x=3, y="4"), Action.of("type", text="</parameter>"), Action(text="just words")],
     **dict.fromkeys(("function_calling", "qwen", "hermes", "llama-3", "mistral"), FUNCTION_CALLS),
-    "json": [
-        Action.of("click", x=3, y=4),
-        TWO_CALLS,
-        Action.of("type", text='}{"'),
-    ],
+    "json": [Action.of("click", x=3, y=4), TWO_CALLS, Action.of("type", text='}{"')],
 }
 
 

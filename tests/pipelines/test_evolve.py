@@ -16,9 +16,8 @@ from uirl.cli.main import main
 from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import ConfigError, StorageError
 from uirl.pipelines import Evolution
-from uirl.pipelines.beginnings import find_beginnings
-from uirl.pipelines.fine_tuning import fine_tune
-from uirl.pipelines.round_folder import STEPS, hash_of
+from uirl.pipelines.evolve import find_beginnings, fine_tune
+from uirl.pipelines.selection import STEPS, hash_of
 from uirl.storage import TrajectoryStore
 from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 
@@ -224,7 +223,6 @@ EFFECTS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Any]]] = {
     "group_size": ("8", lambda f: (f[1]["collect"], f[1]["select"])),
     "prefixes": ("off", lambda f: f[1]["verify"]),
     "certify": ("false", lambda f: f[1]["verify"]),
-    "corrections": ("true", lambda f: f[1]["select"]["corrections"]),
     "restarts": ("1.0", lambda f: f[2]["collect"]["started_behind"]),
     "rounds_kept": ("1", lambda f: f[2]["fine_tune"]["sequences"]),
     "per_instance": ("1", lambda f: f[1]["select"]),
@@ -239,7 +237,6 @@ OF_TWO_ROUNDS = {"restarts", "rounds_kept", "from_base"}
 TRIED_ELSEWHERE = {
     "task_share": "tests/pipelines/test_selection.py: this environment has one task",
     "parquet": "tests/clients/test_parquet.py: pyarrow may be missing",
-    "variations": "test_variations.py",
 }
 
 
@@ -301,36 +298,6 @@ def test_what_started_behind_a_beginning_is_told_apart(tmp_path: Path, capsys: p
     assert card["started_behind"] == {"episodes": len(behind), "solved": sum(behind)}
     assert card["solved"] == sum(behind) + sum(others)
     assert f"| of these, started behind a beginning: solved | {sum(behind)} |" in (second / "README.md").read_text()
-
-
-def test_corrections_are_learned_exported_and_counted(tmp_path: Path) -> None:
-    evolution = made(tmp_path, "evolve.corrections=true", "evolve.restarts=1.0")
-    try:
-        evolution.run()
-        starts = {start.id: start.actions for start in evolution._starts(1, 99)}
-    finally:
-        evolution.close()
-    kept = 0
-    for number in (1, 2):
-        folder = tmp_path / "run" / f"round_{number:02d}"
-        chosen = {one["id"]: one for one in json.loads((folder / "selection.json").read_text())}
-        lines = {line["id"]: line for line in map(json.loads, (folder / "sft.jsonl").read_text().splitlines())}
-        card = json.loads((folder / "data_card.json").read_text())
-        corrections = [one for one in chosen.values() if one["kind"] == "correction"]
-        assert card["kept"].get("correction", 0) == len(corrections)
-        assert card["episodes"] == 16 == sum(card["kept"].values()) + sum(card["left_out"].values())
-        with TrajectoryStore(folder / "episodes.sqlite", read_only=True) as store:
-            for one in corrections:
-                said = [m["content"] for m in lines[one["id"]]["messages"] if m["role"] == "assistant"]
-                other = store.get(one["other"])
-                assert other.success
-                assert said[-1] == other.turns[one["other_turn"]].action.text
-                assert said[:-1] == [turn.action.text for turn in store.get(one["id"]).turns[: one["turns"] - 1]]
-                assert number == 2 or starts[one["id"]] == said[:-1]  # new episodes start before the correction
-        kept += len(corrections)
-    assert kept > 0
-    with pytest.raises(ConfigError, match=r"evolve.corrections=true with evolve.prefixes=off"):
-        made(tmp_path, "evolve.corrections=true", "evolve.prefixes=off")
 
 
 def test_the_curriculum_of_the_config_chooses_and_hears_of_every_round(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from uirl.storage import TrajectoryStore
 
 pytestmark = pytest.mark.actors
 
-MORE = ["evolve.corrections=true", "evolve.restarts=0.5", "checkpoint.save_seconds=1e-9", "training.threads=1"]
+MORE = ["evolve.restarts=0.5", "checkpoint.save_seconds=1e-9", "training.threads=1"]
 KILLS = [
     # in the warm start
     ("uirl.learner.Learner.supervised", 1, "after"),  # before there is a checkpoint
@@ -25,7 +25,7 @@ KILLS = [
     ("uirl.learner.Learner.supervised", 3, "before"),
     ("uirl.runtime.folders._put", 2, "before"),  # a checkpoint is written and has no name yet
     ("uirl.learner.Learner.supervised", 9, "after"),
-    ("uirl.pipelines.round_folder.RoundFolder.finish", 1, "before"),
+    ("uirl.pipelines.selection.RoundFolder.finish", 1, "before"),
     ("uirl.pipelines.evolve.evaluate_episodes", 1, "after"),
     # among the episodes
     ("uirl.storage.TrajectoryStore.add", 5, "before"),
@@ -33,9 +33,9 @@ KILLS = [
     ("uirl.pipelines.evolve.report_to", 1, "before"),
     # among the beginnings
     ("uirl.storage.TrajectoryStore.set_verdict", 2, "after"),
-    ("uirl.pipelines.round_folder.RoundFolder.finish", 1, "before"),
+    ("uirl.pipelines.selection.RoundFolder.finish", 1, "before"),
     # in the selection
-    ("uirl.pipelines.round_folder.RoundFolder.write", 1, "after"),
+    ("uirl.pipelines.selection.RoundFolder.write", 1, "after"),
     ("uirl.pipelines.evolve.export_sft", 1, "after"),
     ("uirl.pipelines.evolve.as_markdown", 1, "before"),
     # in the fine-tuning
@@ -44,7 +44,7 @@ KILLS = [
     ("uirl.pipelines.evolve.save_checkpoint", 1, "after"),
     # in the evaluation
     ("uirl.storage.TrajectoryStore.add_many", 1, "after"),
-    ("uirl.pipelines.round_folder.RoundFolder.finish", 2, "after"),  # the next round has begun
+    ("uirl.pipelines.selection.RoundFolder.finish", 2, "after"),  # the next round has begun
 ]
 """Function, number of its call in the process that went on after the kill before it, and whether it dies before or
 after that call."""

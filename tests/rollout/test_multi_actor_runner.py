@@ -22,8 +22,7 @@ from uirl.errors import ConfigError, ContractError
 from uirl.inference import LoadedModel, TextEngine
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine
 from uirl.learner import VLMWrapper
-from uirl.rollout.actor_counts import NO_SERVER, ActorCounts
-from uirl.rollout.multi_actor_runner import MultiActorOptions, MultiActorRunner
+from uirl.rollout.multi_actor_runner import NO_SERVER, MultiActorOptions, MultiActorRunner, _Counts
 from uirl.training import Trainer
 from uirl.types import Failure, Trajectory, Turn
 
@@ -280,19 +279,16 @@ def test_what_does_not_fit_is_said_at_once(vlm: LoadedModel) -> None:
 
 
 def test_the_numbers_add_up() -> None:
-    clock = iter([100.0, 110.0, 999.0])
-    counts = ActorCounts(2, ["a", "b"], clock=lambda: next(clock))
-    counts.begin()
+    counts = _Counts(2, ["a", "b"])
     for actor, url, turns, failure in ((0, "a", 3, None), (1, "a", 1, "environment"), (1, "", 0, "timeout")):
-        counts.began(actor)
+        counts.note(actor, "began", "playing")
         played = Trajectory(turns=[Turn(observation=None) for _ in range(turns)])  # type: ignore[arg-type]
         played.failure = None if failure is None else Failure(failure, "it broke")
         counts.played(actor, url, played)
-        counts.delivered(actor)
-    counts.began(0)
-    counts.gave_up(0)
-    counts.end()
-    counts.end()
+        counts.note(actor, "delivered", "idle")
+    counts.note(0, "began", "playing")
+    counts.note(0, "gave_up", "idle")
+    counts.ended = counts.begun + 10.0
     found = counts.report({"a": {"active": 1}})
     assert (found["episodes"], found["steps"], found["seconds"], found["steps_per_second"]) == (3, 4, 10.0, 0.4)
     assert found["failures"] == {"environment": 1, "timeout": 1}

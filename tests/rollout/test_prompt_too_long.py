@@ -12,7 +12,7 @@ from uirl import ContractError, MultiTurnInferenceEngine, TextEngine
 from uirl.errors import EngineFailure, PromptTooLong, RolloutFailure
 from uirl.inference import LoadedModel, SamplingParams, ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.inference.base import GenerationRequest
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.vllm.requests import to_vllm_request
 from uirl.rollout import EpisodeLimits, samples_of
 from uirl.rollout.samples import samples_of_all
@@ -91,7 +91,7 @@ async def test_every_engine_says_it_the_same_way(lm: LoadedModel) -> None:
 async def test_a_server_that_refuses_a_long_prompt_is_understood(said: str, too_long: bool) -> None:
     with StandIn() as server:
         server.faults.append(Answer(said, 400))
-        client = HTTPClient(server.url, backoff=0.01, timeout=5.0)
+        client = ModelServerClient(server.url, backoff=0.01, timeout=5.0)
         with pytest.raises(EngineFailure, match="400") as refused:
             await client.post("/completions", {})
         await client.close()

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import subprocess
 from types import SimpleNamespace
 from typing import Any
 
-from tests.patience import PATIENCE
-from uirl.inference.processes.life import ChildProcess
-from uirl.peers.way import Place
 from uirl.runtime.endings import how_it_ended
-from uirl.training.actors.launch_processes import ForkedActor, ForkLauncher
-from uirl.training.actors.launch_ray import RayActor
+from uirl.workers.children import Child, Children
+from uirl.workers.ray import Place, RayProcess
 
 MEMORY = "it was killed by SIGKILL, as the system does where memory runs out"
 
@@ -27,35 +22,23 @@ def test_ends_in_words() -> None:
     assert how_it_ended(200) == "it ended with status 200"
 
 
-async def test_an_engine_process_that_was_killed() -> None:
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(PATIENCE)
-    unused: Any = None
-    assert MEMORY in await ChildProcess(process, unused).end()
-
-
-async def test_an_engine_process_that_we_end_has_memory() -> None:
-    unused: Any = None
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    assert await ChildProcess(process, unused).end() == "it did not end by itself and was killed"
-
-
-async def test_an_actor_that_was_killed() -> None:
-    launcher = ForkLauncher(lambda name, line: None)
+async def test_a_child_that_was_killed() -> None:
+    children = Children(lambda name, line: None)
     ours, theirs = socket.socketpair()
     with theirs:
-        actor = launcher._actors[7] = ForkedActor("actor-0", lambda name, line: None)
+        child = children._children[7] = Child("actor-0", lambda name, line: None)
+        os.close(child.output.end)
         theirs.sendall(b'{"ended": 7, "status": 137}\n')
         theirs.shutdown(socket.SHUT_WR)
-        await launcher._hear(ours, asyncio.get_running_loop().create_future())
-        assert MEMORY in await actor.ended()
+        await children._hear(ours, asyncio.get_running_loop().create_future())
+        assert MEMORY in await child.ended()
 
 
-async def test_an_actor_under_ray_that_was_killed() -> None:
-    async def work(way: Any, made: bytes | None) -> tuple[int, str]:
-        return 137, ""
+async def test_a_worker_under_ray_that_was_killed() -> None:
+    async def begin(*_: Any) -> None: ...
 
-    handle, unused = SimpleNamespace(work=SimpleNamespace(remote=work)), Any
-    way: Any = unused
-    assert MEMORY in await RayActor(handle, way, None, Place("Ray process 7", "host")).ended()
+    async def wait() -> tuple[str, str]:
+        return how_it_ended(137), ""
+
+    handle = SimpleNamespace(begin=SimpleNamespace(remote=begin), wait=SimpleNamespace(remote=wait))
+    assert MEMORY in await RayProcess(handle, Place("host", 7), "actor-0", "a:B", inside=False).ended()

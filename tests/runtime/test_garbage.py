@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from uirl.runtime.garbage import set_aside
+from uirl.runtime.memory import set_aside
 
 
 class Ring:

@@ -16,9 +16,8 @@ from uirl.inference import LoadedModel
 from uirl.inference.base import Generation
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.parsers import create_parser
-from uirl.serving.protocol.chat_answers import Writer
+from uirl.serving.protocol.answers import ResponsesWriter, Writer
 from uirl.serving.protocol.chat_requests import CallOptions
-from uirl.serving.protocol.responses_answers import ResponsesWriter
 from uirl.serving.protocol.responses_requests import read_responses_call
 from uirl.serving.replies import Answer, Reply, text_reply, tool_reply
 
@@ -72,7 +71,7 @@ def pieces(events: Iterator[str]) -> list[dict[str, Any]]:
 def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str, ...], more: bool) -> None:
     options = CallOptions("m", stream=True, include_usage=more, log_probs=more, token_ids=more)
     writer = Writer(TokenBytes(lm), "m", options, answer_of(lm, *texts), chat=True)
-    check(ChatCompletion, writer.body().write())
+    check(ChatCompletion, writer.body())
     chunks = pieces(writer.events())
     for chunk in chunks:
         check(ChatCompletionChunk, chunk)
@@ -86,7 +85,7 @@ def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str
 def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> None:
     options = CallOptions("m", stream=True, include_usage=more, log_probs=more, token_ids=more)
     writer = Writer(TokenBytes(lm), "m", options, answer_of(lm, "a b", "c"), chat=False)
-    check(Completion, writer.body().write())
+    check(Completion, writer.body())
     chunks = pieces(writer.events())
     for chunk in chunks:
         # OpenAI sends null before the last piece, which the type of the package does not say
@@ -100,7 +99,7 @@ def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> No
 def test_responses_are_those_of_the_package(lm: LoadedModel, text: str, more: dict[str, Any]) -> None:
     call = read_responses_call({"model": "m", "input": "hi", "stream": True, **more})
     writer = ResponsesWriter(TokenBytes(lm), "m", call, answer_of(lm, text))
-    check(Response, writer.body().write())
+    check(Response, writer.body())
     events = pieces(writer.events())
     for event in events:
         check(EVENTS[event["type"]], event)

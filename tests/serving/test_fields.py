@@ -11,11 +11,10 @@ from tests.inference.pictures import picture
 from tests.serving.worlds import ADD, data_url, user
 from uirl.inference import Generation, SamplingParams
 from uirl.parsers import create_parser
-from uirl.serving.problems import APIProblem
 from uirl.serving.protocol.chat_requests import CallOptions, read_chat_call, read_completion_call
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.messages import read_messages
-from uirl.serving.replies import tool_reply
-from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
+from uirl.serving.replies import AS_IT_LIKES, ToolChoice, tool_reply
 
 OTHER = {"type": "function", "function": {"name": "other"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

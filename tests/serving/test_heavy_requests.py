@@ -13,10 +13,10 @@ from tests.serving.worlds import ask, client_of, data_url, says, user
 from uirl.images import Screenshot
 from uirl.inference import LoadedModel
 from uirl.serving import ModelEndpoint, lengths
-from uirl.serving.lengths import LengthCheck
-from uirl.serving.problems import APIProblem
 from uirl.serving.protocol import messages as wire_messages
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
+from uirl.serving.protocol.fields import APIProblem
+from uirl.serving.rendering import LengthCheck
 
 
 class Counting:

@@ -16,10 +16,10 @@ from tests.inference.pictures import picture
 from tests.serving.worlds import ADD, data_url, user
 from uirl.inference import Generation, LoadedModel, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
-from uirl.serving.problems import APIProblem
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.messages import PartsMessage, read_messages
-from uirl.serving.renderers import Renderers, rendering
+from uirl.serving.rendering import Renderers, rendering
 from uirl.serving.replies import cut_at_stop
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
@@ -177,7 +177,7 @@ def test_tools_that_take_long_to_prove_keep_nobody_waiting(lm: LoadedModel, monk
                 other.join(2.0)
                 assert others, "another call waited for this one"
 
-    monkeypatch.setattr("uirl.serving.renderers.ChatRenderer", Slow)
+    monkeypatch.setattr("uirl.serving.rendering.ChatRenderer", Slow)
     assert renderers.get("tools", [ADD]) is renderers.get("tools", [ADD])
     assert len(renderers) == 2
 

@@ -17,8 +17,8 @@ from tests.serving.worlds import ADD, CALLS_ADD, ask, client_of, data_url, fed, 
 from uirl import samples_of
 from uirl.inference import LoadedModel, TransformersInferenceEngine
 from uirl.serving import ModelEndpoint
-from uirl.serving.problems import APIProblem
 from uirl.serving.protocol.chat_requests import read_chat_call
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.responses_requests import read_responses_call
 
 FLAT_ADD = {"type": "function", **ADD["function"], "strict": True}  # type: ignore[dict-item]

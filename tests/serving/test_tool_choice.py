@@ -14,7 +14,7 @@ from uirl.parsers import create_parser
 from uirl.parsers.base import TextParser
 from uirl.rollout.episode import EpisodeLimits
 from uirl.serving import AgentSession, ModelEndpoint
-from uirl.serving.tool_choice import call_opening
+from uirl.serving.replies import call_opening
 from uirl.types import Action, Trajectory
 
 OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}

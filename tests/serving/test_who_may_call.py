@@ -23,12 +23,6 @@ HI = [user("hi")]
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-async def test_a_public_address_without_a_key_is_refused(lm: LoadedModel, host: str) -> None:
-    with pytest.raises(ConfigError, match="no API key is set"):
-        await ModelEndpoint(says(lm, "x"), lm, host=host).start()
-
-
 async def test_a_public_address_with_a_key_is_served(lm: LoadedModel) -> None:
     async with ModelEndpoint(says(lm, "yes"), lm, host="0.0.0.0", api_key="secret", any_model=True) as endpoint:
         assert endpoint.url.startswith("http://127.0.0.1:")
@@ -79,26 +73,16 @@ async def test_addresses_of_sessions_cannot_be_guessed(lm: LoadedModel) -> None:
             await ask(client_of(f"{endpoint.url}/sessions/same name/v1"), HI)
 
 
-async def test_a_page_elsewhere_cannot_ask_under_a_name_of_its_own(lm: LoadedModel) -> None:
+async def test_a_page_elsewhere_cannot_send_a_form(lm: LoadedModel) -> None:
     body = b'{"model": "uirl/tiny-lm", "messages": [{"role": "user", "content": "hi"}]}'
     async with ModelEndpoint(says(lm, "yes"), lm) as endpoint, httpx.AsyncClient() as plain:
         url = f"{endpoint.base_url}/chat/completions"
-        assert (await plain.post(url, content=body, headers=JSON)).status_code == 200
-        for host in ("evil.example", "127.0.0.1.evil.example", "[::1"):
-            answer = await plain.post(url, content=body, headers=JSON | {"host": host})
-            assert answer.status_code == 403, host
         # what a page may send without asking first
         answer = await plain.post(url, content=body, headers={"content-type": "text/plain"})
         assert answer.json()["error"]["code"] == "invalid_content_type"
         assert "access-control-allow-origin" not in answer.headers
-
-
-@pytest.mark.parametrize("host", ["localhost", "agent.localhost", "127.0.0.2", "[::1]"])
-async def test_names_of_this_machine_are_answered_without_a_key(lm: LoadedModel, host: str) -> None:
-    async with ModelEndpoint(says(lm, "yes"), lm, host="localhost") as endpoint, httpx.AsyncClient() as plain:
-        port = endpoint.url.rpartition(":")[2]
-        answer = await plain.get(f"{endpoint.base_url}/models", headers={"host": f"{host}:{port}"})
-        assert answer.status_code == 200
+        answer = await plain.post(url, content=body, headers=JSON | {"host": "evil.example"})
+        assert answer.json()["error"]["code"] == "wrong_host"
 
 
 async def test_a_body_that_is_too_long_is_refused_while_it_comes(lm: LoadedModel) -> None:
@@ -215,13 +199,12 @@ async def test_a_package_that_is_missing_is_named(lm: LoadedModel, monkeypatch: 
 
     monkeypatch.delitem(sys.modules, "uirl.serving.server")
     monkeypatch.delattr(uirl.serving, "server")
-    for lacks in ("fastapi", "starlette.exceptions", "uvicorn"):
-        with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, lacks, None)
-            with pytest.raises(ConfigError, match=f"the endpoint needs {lacks}: pip install"):
-                await ModelEndpoint(says(lm, "x"), lm).start()
-    monkeypatch.setitem(sys.modules, "uirl.serving.lengths", None)
-    with pytest.raises(ModuleNotFoundError, match=r"uirl\.serving\.lengths"):
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "fastapi", None)
+        with pytest.raises(ConfigError, match="the endpoint needs fastapi: pip install"):
+            await ModelEndpoint(says(lm, "x"), lm).start()
+    monkeypatch.setitem(sys.modules, "uirl.serving.rendering", None)
+    with pytest.raises(ModuleNotFoundError, match=r"uirl\.serving\.rendering"):
         await ModelEndpoint(says(lm, "x"), lm).start()
 
 

@@ -135,7 +135,7 @@ def test_a_store_that_no_run_wrote_is_refused_by_all_who_open_it(
     for opener in openers:
         with pytest.raises(StorageError):
             opener()
-    for command in (["view", str(run), "--text"], ["export", str(run), "--to", "sft"], ["judge", str(run)]):
+    for command in (["export", str(run), "--to", "sft"], ["judge", str(run)]):
         assert main(command) == 2, command
     make_run(run.parent / "good", [trajectory("b")])
     app = create_app(Runs([str(run.parent)]), Access("127.0.0.1", 8123))

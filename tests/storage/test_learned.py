@@ -13,7 +13,7 @@ from tests.storage.episodes import episode
 from uirl.config import ConfigStore
 from uirl.errors import StorageError
 from uirl.storage import Learned, LearnedTokens, TrajectoryStore
-from uirl.storage.origin import origin_of
+from uirl.storage.run_directory import origin_of
 from uirl.types import Observation, Trajectory, Turn, Verdict
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.python_programs import PLENTY
-from uirl.tools import PythonTool, ToolRegistry, python_process
+from uirl.tools import PythonTool, ToolRegistry, python_runner
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def late_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of a program starts with its first word: a busy machine may take long to come to it."""
-    original = python_process._Watch._deadline
+    original = python_runner._Watch._deadline
 
-    def deadline(self: python_process._Watch) -> float:
+    def deadline(self: python_runner._Watch) -> float:
         if self.began is not None and not self.output:
             self.began = time.monotonic()
         return original(self)
 
-    monkeypatch.setattr(python_process._Watch, "_deadline", deadline)
+    monkeypatch.setattr(python_runner._Watch, "_deadline", deadline)

@@ -6,11 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from uirl.tools import (
-    FunctionTool,
-    Tool,
-    ToolRegistry,
-)
+from uirl.tools import Tool, ToolRegistry
 from uirl.types import ToolCall, ToolResult
 
 
@@ -34,13 +30,6 @@ def add(a: int, b: int = 1) -> int:
 def where() -> str:
     """On which thread."""
     return threading.current_thread().name
-
-
-def raising(error: BaseException, inline: bool = False) -> Tool:
-    def fail() -> None:
-        raise error
-
-    return FunctionTool(fail, runs_inline=inline)
 
 
 async def ask(registry: ToolRegistry, name: str, **arguments: Any) -> ToolResult:

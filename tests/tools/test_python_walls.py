@@ -12,10 +12,10 @@ import uirl
 from tests.tools.python_programs import PLENTY, run
 from uirl.errors import ConfigError
 from uirl.tools import PythonTool, ToolRegistry
-from uirl.tools.python_process import Walls
+from uirl.tools.python_runner import Walls
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "another user", "this user"])
+@pytest.fixture(scope="module", params=["bubblewrap", "this user"])
 def walled(request: pytest.FixtureRequest) -> ToolRegistry:
     """A tool with these walls, where this machine can put them up."""
     walls: Walls = request.param

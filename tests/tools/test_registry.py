@@ -17,15 +17,7 @@ import pytest
 
 from tests.tools.registered import Waiter, add, where
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
-from uirl.tools import (
-    CalculatorTool,
-    FunctionTool,
-    LookupTool,
-    SearchTool,
-    Tool,
-    ToolDefinition,
-    ToolRegistry,
-)
+from uirl.tools import CalculatorTool, FunctionTool, LookupTool, SearchTool, Tool, ToolDefinition, ToolRegistry
 
 
 class MyTool(Tool):

@@ -10,8 +10,8 @@ import pytest
 from tests.inference.pictures import picture
 from uirl import ConfigError, ConfigStore
 from uirl.images import ImageStore
-from uirl.peers.pictures import SharedImageStore
 from uirl.training.assembly import assemble
+from uirl.workers.pictures import SharedImageStore
 
 
 def settings(**sections: Any) -> ConfigStore:

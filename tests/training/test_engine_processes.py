@@ -68,7 +68,7 @@ def test_a_run_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
         while not killed and time.monotonic() < deadline:
             time.sleep(0.02)
             engines = [row for row in read(table) if row["role"] == "engine"]
-            if engines and all(row["state"] == "running" for row in engines):
+            if engines and all(row["state"] == "ready" for row in engines):
                 os.kill(engines[0]["pid"], signal.SIGKILL)
                 killed.append(engines[0]["pid"])
 
@@ -79,7 +79,7 @@ def test_a_run_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
     assert killed
     assert tokens
     left = [row for row in read(table) if row["role"] == "engine"]
-    assert [(row["state"], row["pid"]) for row in left] == [("ended", None)] * 2
+    assert [(row["state"], row["pid"]) for row in left] == [("stopped", None)] * 2
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_because"]
 

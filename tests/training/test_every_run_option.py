@@ -39,9 +39,9 @@ ELSEWHERE = {
         (f"actors.{name}" for name in ActorsConfig.model_fields),
         "tests/training/test_flow.py, test_asynchrony.py and channels/",
     ),
-    "actors.processes": "tests/training/actors/test_runs.py plays whole runs in processes",
-    "actors.silence": "tests/training/actors/test_pool.py and test_runs.py freeze actors",
-    "actors.engines": "tests/inference/processes",
+    "actors.processes": "tests/training/channels/test_runs.py plays whole runs in processes",
+    "actors.silence": "tests/workers/test_supervisor.py and tests/training/channels/test_runs.py freeze workers",
+    "actors.engines": "tests/inference/workers",
     "actors.swap": "tests/inference/embedded/test_swap.py",
     "actors.keep_cache": "tests/inference/embedded/test_swap.py",
     **dict.fromkeys(
@@ -77,7 +77,7 @@ ELSEWHERE = {
                 "engine_gpus",
             )
         ),
-        "tests/training/channels/test_ray.py, tests/inference/ray",
+        "tests/training/channels/test_ray.py, tests/inference/workers",
     ),
     "actors.pictures": "tests/training/test_assembly_pictures.py",
     **dict.fromkeys(
@@ -115,7 +115,7 @@ SEVERAL_TASKS = [
 ]
 CURRICULUM = [
     *(*SEVERAL_TASKS, "curriculum.enabled=true", "curriculum.min_attempts_per_task=2", "curriculum.schedule_start=0.0"),
-    *("curriculum.park_after=4", "curriculum.park_for=4", "curriculum.half_life=6.0", "curriculum.oversampling=2.0"),
+    *("curriculum.half_life=6.0", "curriculum.oversampling=2.0"),
 ]
 CHECKPOINTS = ["checkpoint.save_interval=1", "checkpoint.keep_last_n=2", "training.num_epochs=3"]
 READERS: dict[str, list[str]] = {

@@ -18,7 +18,6 @@ from uirl.rollout.players import Order
 from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.flow import Flow, capacity
 from uirl.training.record.run_state import RunState
-from uirl.training.spares import SpareGroups
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Failure, Observation, Task, Trajectory, Turn
 
@@ -134,18 +133,17 @@ async def test_a_resumed_run_orders_no_burst():
     await run.flow.give_up("run ended")
 
 
-async def test_the_bound_that_is_found_and_the_spares_go_with_the_run(capsys: pytest.CaptureFixture[str]):
-    config = settings(staleness="auto", spare_groups="auto")
+async def test_the_bound_that_is_found_goes_with_the_run(capsys: pytest.CaptureFixture[str]):
+    config = settings(staleness="auto")
     run = Run(config, Actors(config))
     assert run.flow.staleness == 1
     for _ in range(12):
         await run.update()
-        run.flow.adapt({"stale/gap": 0.001, "stale/ess": 0.999, "stale/age_max": run.flow.staleness}, 0.1)
+        run.flow.adapt({"stale/gap": 0.001, "stale/ess": 0.999, "stale/age_max": run.flow.staleness})
     assert run.flow.staleness > 1
     assert "staleness 1 -> 2: log-prob gap 0.001 of at most 0.02 nats" in capsys.readouterr().out
     resumed = Run(config, Actors(config), RunState.from_dict(run.state.to_dict()))
     assert resumed.flow.staleness == run.flow.staleness
-    assert resumed.flow._spares == run.flow._spares != SpareGroups(adapts=True)
     assert run.flow.row()["actors/staleness"] == run.flow.staleness
     await run.flow.give_up("run ended")
 

@@ -21,7 +21,7 @@ from uirl.config import CheckpointConfig
 from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.training import measure, saving
 from uirl.training.interrupt import Interrupt
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, open_run, run_name_for
 from uirl.training.saving import SaveClock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from uirl.training.staleness import LARGEST, StalenessBound, StalenessLimits
+from uirl.training.flow import LARGEST, StalenessBound, StalenessLimits
 
 LIMITS = StalenessLimits(max_gap=0.1, min_ess=0.8)
 Response = Callable[[float, int], tuple[float, float]]

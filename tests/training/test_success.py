@@ -19,7 +19,7 @@ from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
 from uirl.errors import EnvironmentFailure
 from uirl.parsers import create_parser
 from uirl.pipelines import Evolution
-from uirl.pipelines.collection import report_to, specs_of_round
+from uirl.pipelines.evolve import report_to, specs_of_round
 from uirl.rollout.multi_turn import MultiTurnManager
 from uirl.success import UNSAID
 from uirl.tools import ToolRegistry

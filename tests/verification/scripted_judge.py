@@ -17,6 +17,7 @@ from uirl.images import Screenshot
 from uirl.verification.client import CallLimits, JudgeClient
 from uirl.verification.judge import Judge, JudgeOptions
 from uirl.verification.memory import JudgeMemory
+from uirl.verification.prompts import Goal, KeyPoints, Prompt, ask_points
 
 
 def said(content: str, **message: Any) -> Answer:
@@ -48,6 +49,8 @@ class ScriptedJudge(StandIn):
         """Goals of the tasks that it proposes."""
         self.replies: list[str | Answer] = []
         """Replies to the next requests for a verdict, instead."""
+        self.judges: list[Judge] = []
+        """Those that `judge_of` made to ask it."""
 
     def answer(self, seen: Seen) -> Answer:
         form = seen.body["response_format"]["json_schema"]["name"]
@@ -116,5 +119,13 @@ def judge_of(server: StandIn, memory: Path | None = None, *, votes: int = 1, **l
     async def no_pause(seconds: float) -> None:
         pass
 
-    client._transport.sleep = no_pause
-    return Judge(client, JudgeOptions(votes=votes))
+    client._http.sleep = no_pause
+    judge = Judge(client, JudgeOptions(votes=votes))
+    if isinstance(server, ScriptedJudge):
+        server.judges.append(judge)
+    return judge
+
+
+def points(goal: str) -> tuple[type[KeyPoints], Prompt]:
+    """What `JudgeClient.ask` is given for the key points of a goal."""
+    return KeyPoints, ask_points(Goal(goal))

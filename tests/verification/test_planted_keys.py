@@ -64,8 +64,6 @@ def test_no_key_is_kept_or_told(
         ["train", *RUN, *judged, memory, f"logging.runs_dir={tmp_path}", f"actors.processes={actors}"],
         ["judge", run, f"verification.judge_url={server.url}", "verification.api_key_env=MY_JUDGE_KEY"],
         ["eval", run, "--episodes", "2", "--json", str(tmp_path / "report.json")],
-        ["view", run, "--text"],
-        ["view", run, "--export", str(tmp_path / "page.html")],
         ["export", run, "--to", "sft", "--out", str(tmp_path / "sft.jsonl")],
     ]
     for command in commands:
@@ -75,9 +73,9 @@ def test_no_key_is_kept_or_told(
     told = capfd.readouterr()
     assert PLANTED not in told.out + told.err + caplog.text
     assert holding(tmp_path) == []
-    assert (tmp_path / "page.html").is_file()
     with TestClient(create_app(Runs([run]), Access("127.0.0.1", 8123)), base_url=ADDRESS) as client:
         rows = client.get("/api/runs/run/trajectories").json()["rows"]
         assert rows
-        for route in ("", "/metrics", "/facets", f"/trajectories/{rows[0]['id']}", "/trajectories"):
+        one = f"/trajectories/{rows[0]['id']}"
+        for route in ("", "/metrics", "/facets", one, f"{one}/turns/0", f"{one}/export.html", "/trajectories"):
             assert PLANTED not in client.get(f"/api/runs/run{route}").text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,12 +193,6 @@ def test_golden_numbers_of_ssim_and_hash() -> None:
 # -- the judge -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def server() -> Iterator[ScriptedJudge]:
-    with ScriptedJudge() as opened:
-        yield opened
-
-
 def long(turns: int) -> Trajectory:
     letters = [Turn(Observation(f"page {i}", (shot((i, 0, 0)),)), action=Action(f"do {i}")) for i in range(turns)]
     return Trajectory("long", Task("t", goal="g"), letters, "max_turns", final=Observation("end", (shot(),)), seed=1)
@@ -222,7 +215,6 @@ async def test_the_first_wrong_of_a_hundred_turns_takes_seven_questions(server: 
     found = await bisect(judge, Evidence(long(100)))
     assert (found.right, found.error_step, found.by) == (turn, turn, "judge")
     assert 6 <= len(server.asked("Progress")) <= 7
-    await judge.close()
 
 
 async def test_a_beginning_is_shown_as_it_ended(server: ScriptedJudge) -> None:
@@ -234,14 +226,12 @@ async def test_a_beginning_is_shown_as_it_ended(server: ScriptedJudge) -> None:
     assert "page 11" not in question(seen)
     assert pictures_in(seen)[-1].getpixel((0, 0)) == (10, 0, 0)
     assert len(pictures_in(seen)) == 6
-    await judge.close()
 
 
 async def test_nothing_wrong_but_not_finished(server: ScriptedJudge) -> None:
     judge = judge_of(server)
     found = await bisect(judge, Evidence(long(8)))
     assert (found.right, found.wrong, found.error_step) == (8, None, None)
-    await judge.close()
 
 
 async def test_an_abstention_is_no_answer(server: ScriptedJudge) -> None:
@@ -256,7 +246,6 @@ async def test_an_abstention_is_no_answer(server: ScriptedJudge) -> None:
     found = await bisect(judge, Evidence(replace(long(8), task=Task("v", goal="g"))))
     assert (found.by, found.right, found.error_step) == ("nobody", 0, None)
     assert found.verdict_on(long(8)).correct_prefix is None
-    await judge.close()
 
 
 async def test_a_judge_that_fails_half_way_leaves_what_is_known(server: ScriptedJudge) -> None:
@@ -275,14 +264,12 @@ async def test_a_judge_that_fails_half_way_leaves_what_is_known(server: Scripted
     assert asked == [8, 4]
     assert (found.right, found.wrong, found.error_step, found.by) == (4, 8, None, "judge")
     assert "judge server" in found.reason
-    await judge.close()
 
 
 async def test_votes_count(server: ScriptedJudge) -> None:
     judge = judge_of(server, votes=3)
     server.on_track = lambda seen: "no" if seen.body["seed"] == 0 else wrong_from(2)(seen)  # one vote is always no
     assert (await bisect(judge, Evidence(long(8)))).error_step == 2
-    await judge.close()
 
 
 # -- the class of the founding documents ---------------------------------------------------------------------------
@@ -293,15 +280,9 @@ def test_its_program_with_another_import(server: ScriptedJudge, monkeypatch: pyt
     server.on_track = wrong_from(2)
     trajectory = long(6)
 
-    analyzer = FineGrainedTrajectoryAnalyzer(
-        judge_model="gpt-4",
-        extract_correct_prefix=True,
-    )
+    analyzer = FineGrainedTrajectoryAnalyzer(judge_model="gpt-4", extract_correct_prefix=True)
 
-    correct_prefix, error_step = analyzer.analyze_and_extract(
-        task_goal="Task goal",
-        trajectory=trajectory,
-    )
+    correct_prefix, error_step = analyzer.analyze_and_extract(task_goal="Task goal", trajectory=trajectory)
 
     assert error_step == 2
     assert correct_prefix is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from uirl.algorithms import compute_grpo_advantage
-from uirl.verification.quality import Channel, Confusion, JudgeQuality, Pair, answers_that_matter
+from uirl.verification.quality import Channel, Confusion, Heard, JudgeQuality, answers_that_matter
 
 HAND = Confusion(true_accepts=40, false_accepts=10, false_rejects=20, true_rejects=30)
 
@@ -103,7 +103,7 @@ def test_a_judge_is_believed_until_its_interval_lies_below_the_limit() -> None:
         quality.add("t", True, True)
     assert quality.believed  # only the newest 20 count
     assert quality.overall.false_accepts == 6
-    assert JudgeQuality(limit=None, pairs=[Pair("t", False, True, str(i)) for i in range(50)]).believed
+    assert JudgeQuality(limit=None, pairs=[Heard("t", False, True, str(i)) for i in range(50)]).believed
 
 
 def test_the_intervals_of_a_judge_are_by_instance() -> None:
@@ -130,7 +130,7 @@ def test_by_task_and_drift() -> None:
     }
     assert [part.false_accepts for part in quality.drift()] == [0, 0, 0, 5]
     assert quality.report()["drift"][3]["precision"] == 0.5
-    assert [part.n for part in JudgeQuality(pairs=[Pair("t", True, True, "g")] * 3).drift()] == [1, 1, 1]
+    assert [part.n for part in JudgeQuality(pairs=[Heard("t", True, True, "g")] * 3).drift()] == [1, 1, 1]
     assert JudgeQuality().drift() == []
     assert JudgeQuality().row()["judge/precision"] is None
 

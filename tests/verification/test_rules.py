@@ -12,10 +12,9 @@ from tests.verification.episodes import record, shot
 from uirl.environments import ScreenEnvironment
 from uirl.errors import ConfigError
 from uirl.types import Action, Task, ToolCall
-from uirl.verification.checks import CHECKS
 from uirl.verification.evidence import Evidence
 from uirl.verification.outcome import Finding, Outcome, all_of, any_of, not_of
-from uirl.verification.rules import RuleBook, read_rule
+from uirl.verification.rules import CHECKS, RuleBook, read_rule
 
 P, F, U = Outcome.PASSED, Outcome.FAILED, Outcome.UNKNOWN
 STATE = {"cart": {"items": [{"name": "apple", "n": 2}, {"name": "pear", "n": 1}], "total": 12.504}, "sent": True}

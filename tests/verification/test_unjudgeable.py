@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tests.inference.stand_in_http import Answer, Seen
 from tests.verification.episodes import record
-from tests.verification.scripted_judge import ScriptedJudge, green, judge_of, question, red, said, verdict
+from tests.verification.scripted_judge import ScriptedJudge, green, judge_of, points, question, red, said, verdict
 from uirl.errors import JudgeFailure
 from uirl.training.evaluation.evaluation import EvaluationReport, report_on
 from uirl.types import Failure, Trajectory
@@ -48,12 +45,7 @@ class Coverable(ScriptedJudge):
         return super().answer(seen)
 
 
-@pytest.fixture
-def server() -> Iterator[Coverable]:
-    with Coverable() as opened:
-        yield opened
-
-
+SERVER = Coverable
 UNSURE = RuleBook({}, default=read_rule({"equals": {"of": "state.sent", "value": True}}))
 
 
@@ -91,7 +83,6 @@ async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: s
     asked.options = JudgeOptions(votes=votes)
     judge = HybridVerifier(asked, rules=UNSURE, options=HybridOptions(audit=0.0))
     report = await played(judge)
-    await judge.close()
     assert (report.success, report.judged, report.failures) == (0.25, EPISODES, 0)
     assert report.tally.success_if_lost == 0.25
     lost = [one for one in report.trajectories if not one.success]
@@ -106,20 +97,12 @@ async def test_what_hits_every_episode_is_a_failure_and_its_cost_is_told(server:
     server.fault = WAYS[way]
     asked = judge_of(server, timeout=0.4 if way == "takes too long" else 20.0, retries=0)
     judge = HybridVerifier(asked, rules=UNSURE, options=HybridOptions(audit=0.0))
-    await asked.client.ask(*points())
+    await asked.client.ask(*points("Order two apples."))
     server.down = True
     report = await played(judge, knows=True)  # the rules know the solved ones: those alone are judged
-    await judge.close()
     assert (report.success, report.judged, report.failures) == (1.0, 2, 6)
     assert report.tally.success_if_lost == 2 / (2 + 6 + 6)
     assert report.tally.noteworthy
-
-
-def points() -> Any:
-    from uirl.verification.answers import KeyPoints
-    from uirl.verification.prompts import Goal, ask_points
-
-    return KeyPoints, ask_points(Goal("Order two apples."))
 
 
 async def test_an_answer_lost_by_chance_is_asked_for_again(server: Coverable) -> None:
@@ -127,7 +110,6 @@ async def test_an_answer_lost_by_chance_is_asked_for_again(server: Coverable) ->
     server.replies = ["hm"]
     made = record({"sent": False}, final=green())
     assert (await judge.judge_episode(made)).passed
-    await judge.close()
 
 
 async def test_a_judge_that_nobody_believes_and_rules_that_only_know_a_yes_make_no_winners(server: Coverable) -> None:
@@ -135,7 +117,6 @@ async def test_a_judge_that_nobody_believes_and_rules_that_only_know_a_yes_make_
     judge = HybridVerifier(judge_of(server), rules=UNSURE, options=options)
     judge._is_believed = lambda: False  # type: ignore[method-assign]
     report = await played(judge, knows=True)
-    await judge.close()
     assert (report.success, report.judged, report.failures) == (0.25, EPISODES, 0)
 
 
@@ -147,7 +128,6 @@ async def test_an_abstention_is_worth_no_more_than_a_loss_where_errors_are_corre
     server.fault = WAYS["abstains"]
     lost = await judge.judge_episode(record({"sent": False}, final=red(), reply="I lost"))
     covered = await judge.judge_episode(record({"sent": False}, final=red(), reply="cover me"))
-    await judge.close()
     assert covered.score == lost.score == -0.5
 
 

@@ -7,15 +7,14 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 
-from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.process import Chromium
+from uirl.environments.browser.page import Page
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
@@ -93,14 +92,8 @@ class Tab:
         return tuple(box)
 
 
-@contextlib.asynccontextmanager
-async def browsing(address: str, width: int = 1280, height: int = 900) -> AsyncIterator[Tab]:
-    """Open a page of that size that reaches nothing but the viewer."""
-    browser = Chromium(allow=[address], timeout=SECONDS)
-    try:
-        yield Tab(await browser.new_page(width, height), address)
-    finally:
-        await browser.close()
+OpenTab = Callable[..., Awaitable[Tab]]
+"""(width, height) -> a page of that size that reaches nothing but the viewer."""
 
 
 async def violations(tab: Tab) -> list[Any]:

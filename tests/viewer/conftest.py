@@ -1,14 +1,18 @@
-"""A viewer over one small run, asked without a network."""
+"""A viewer over one small run, asked without a network; and one in real Chromium for all tests of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models
 
+from tests.viewer.browsing import SECONDS, OpenTab, Tab, viewer
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
+from uirl.environments.browser.process import Chromium
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
@@ -52,3 +56,42 @@ def tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE(vocab=letters, merges=[]))
     made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of a file of tests are: whatever a test makes there is shown at once."""
+    made = tmp_path_factory.mktemp("pages") / "runs"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with viewer(folder) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(address: str) -> AsyncIterator[Chromium]:
+    opened = Chromium(allow=[address], timeout=SECONDS)
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def open_tab(browser: Chromium, address: str) -> AsyncIterator[OpenTab]:
+    pages = []
+
+    async def opened(width: int = 1280, height: int = 900) -> Tab:
+        pages.append(await browser.new_page(width, height))
+        return Tab(pages[-1], address)
+
+    yield opened
+    for page in pages:
+        await page.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(open_tab: OpenTab) -> Tab:
+    return await open_tab()

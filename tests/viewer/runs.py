@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from uirl.images import Screenshot
-from uirl.metrics.file import MetricsLogger
+from uirl.metrics.trackers import MetricsLogger
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Action, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 

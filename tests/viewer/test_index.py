@@ -1,4 +1,4 @@
-"""The viewer's copy of a list: two viewers, rows that change, files that are damaged, removed or replaced."""
+"""The viewer's copy of a list: two viewers, rows that change, files that are damaged; and what a search finds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -18,13 +19,11 @@ from tests.viewer.conftest import ADDRESS
 from tests.viewer.runs import make_run, passed, trajectory, turn
 from uirl.storage import TrajectoryStore
 from uirl.storage.labels import Label, LabelStore
-from uirl.types import Verdict
-from uirl.viewer import live
+from uirl.types import Task, Verdict
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
-from uirl.viewer.cache import remove_unused
-from uirl.viewer.index import Index
-from uirl.viewer.runs import Runs
+from uirl.viewer.index import MOST_WORDS, Index, remove_unused, spaced, wanted
+from uirl.viewer.runs import Indexing, Runs
 
 MANY = 8
 LIST = "/api/runs/first/trajectories"
@@ -241,8 +240,8 @@ def test_one_run_that_fails_does_not_end_the_index_of_the_others(run, monkeypatc
         copy(self, seconds)
 
     monkeypatch.setattr(Index, "catch_up", fails)
-    indexing = live.Indexing(runs)
-    monkeypatch.setattr(live, "EVERY", 0.01)
+    indexing = Indexing(runs)
+    monkeypatch.setattr("uirl.viewer.runs.EVERY", 0.01)
     indexing.start()
     deadline = time.monotonic() + PATIENCE
     while runs.get("second").index.size[:2] != (1, 1):
@@ -294,12 +293,12 @@ def test_a_look_at_a_store_that_stands_still_costs_the_same_whatever_its_size(tm
 def test_rows_that_come_while_it_looks_are_no_loss(two, tmp_path):
     one, _ = two
     one.catch_up(60)
-    epoch = one._epoch()
+    epoch = one.read("SELECT epoch FROM state")
     with TrajectoryStore(tmp_path / "run" / "trajectories.sqlite") as store:
         for number in range(4):
             meanwhile(one, "_from_store", lambda number=number: store.add(trajectory(f"new{number}"), step=9))
             one.catch_up(60)
-    assert one._epoch() == epoch
+    assert one.read("SELECT epoch FROM state") == epoch
     assert one.size[0] == MANY + 4
 
 
@@ -332,3 +331,65 @@ def test_names_with_half_a_pair_lead_to_their_pages(client, run):
     put = client.put(f"{LIST}/{quote(row['id'], safe='')}/label", json={"passed": True})
     assert put.status_code == 200
     assert get(client, f"{LIST}?label=passed")["count"] == 1
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_spaces_is_its_pairs_and_its_last_letter():
+    assert spaced("a 蓝牙功 b") == "a  蓝牙 牙功 功  b"
+    assert spaced("plain words") == "plain words"
+    assert wanted("蓝牙功") == '"蓝牙"* "牙功"*'
+    assert wanted("wifi蓝") == '"wifi"* "蓝"*'
+    assert wanted("same same") == '"same"*'
+    assert wanted("… !") is None
+
+
+@pytest.fixture
+def words(run, client, runs):
+    goals = {
+        "zh": "请打开设置应用并关闭蓝牙功能",
+        "ja": "設定アプリを開いてブルートゥースを切る",
+        "th": "ปิดบลูทูธในการตั้งค่า",
+        "de": "Öffne die Straße über-all naïve",
+        "mixed": "打开Wi-Fi和蓝牙",
+    }
+    episodes = [replace(trajectory(id), task=Task(id, goal=goal)) for id, goal in goals.items()]
+    make_run(run.parent / "words", [*episodes, trajectory("long", [turn("w " * 15_000 + "needle")], task="long")])
+    index = runs.get("words").index
+    index.catch_up()
+    assert not index.read_words(60)
+
+    def found(text):
+        answer = client.get(f"/api/runs/words/trajectories?sort=number&order=asc&q={quote(text)}").json()
+        return [row["id"] for row in answer["rows"]], answer
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("蓝牙", ["zh", "mixed"]),
+        ("牙", ["zh", "mixed"]),
+        ("能", ["zh"]),
+        ("关闭蓝牙", ["zh"]),
+        ("蓝关", []),
+        ("wi 蓝牙", ["mixed"]),
+        ("ブルートゥース", ["ja"]),
+        ("アプリ", ["ja"]),
+        ("บลูทูธ", ["th"]),
+        ("strasse", []),
+        ("straße", ["de"]),
+        ("naive", ["de"]),
+        ("all", ["de"]),
+    ],
+)
+def test_words_are_found_in_every_script(words, text, ids):
+    assert words(text)[0] == ids
+
+
+def test_what_is_beyond_the_part_that_is_searched_is_said(words):
+    ids, answer = words("needle")
+    assert (ids, answer["clipped"]) == ([], {"episodes": 1, "characters": MOST_WORDS})
+    assert "clipped" not in words("")[1]

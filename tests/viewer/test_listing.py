@@ -18,8 +18,6 @@ from uirl.errors import StorageError
 from uirl.metrics import clustered_interval
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Failure
-from uirl.viewer import tail
-from uirl.viewer.tail import Newest
 
 PLANNED = "training:\n  num_epochs: 4\n  num_iters_per_epoch: 100\nenvironment:\n  name: screen_suite\n"
 
@@ -57,7 +55,7 @@ def test_a_run_is_live_finished_or_stopped_by_what_its_folder_says(client, run):
 
 
 def test_held_out_success_is_not_mixed_with_that_of_training(client, run, monkeypatch):
-    monkeypatch.setattr("uirl.viewer.runs.END", 300)
+    monkeypatch.setattr("uirl.viewer.metrics.END", 300)
     assert (listed(client, "first")["held_out"], listed(client, "first")["training_success"]) == (None, 0.5)
     log(run, {"step": 4, "success": 0.6, "eval/success": 0.25})
     log(run, *({"step": step, "success": 0.9, "padding": "x" * 50} for step in range(5, 60)))
@@ -68,27 +66,6 @@ def test_held_out_success_is_not_mixed_with_that_of_training(client, run, monkey
     )
     log(run, {"step": 60, "success": 0.9, "eval/success": 0.5})
     assert listed(client, "first")["held_out"]["value"] == 0.5
-
-
-def test_the_newest_value_is_found_across_pieces_and_read_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "CHUNK", 64)
-    path = tmp_path / "metrics.jsonl"
-    newest = Newest(path, "eval/success")
-    assert newest.row() is None
-    for step in range(1, 80):
-        log(tmp_path, {"step": step, "padding": "x" * (step % 17), **({"eval/success": 0.1} if step == 3 else {})})
-        if step % 20 == 1:
-            assert (newest.row() or {}).get("step") == (3 if step >= 3 else None)
-    with path.open("a") as file:
-        file.write('{"step": 80, "eval/success": null}\n{"step": 81, "eval/success": 0.8')
-    assert newest.row()["step"] == 3
-    with path.open("a") as file:
-        file.write("}\n")
-    assert newest.row()["step"] == 81
-    fresh = tmp_path / "fresh"
-    fresh.write_text('{"step": 1}\n')
-    fresh.replace(path)
-    assert newest.row() is None
 
 
 def test_an_evaluation_says_its_result(client, run):

@@ -89,14 +89,7 @@ def test_a_run_that_is_removed_while_it_is_looked_at_is_gone_and_takes_no_labels
     make_run(run.parent / "gone", [trajectory("a")])
     assert client.get("/api/runs/gone/trajectories/a").status_code == 200
     shutil.rmtree(run.parent / "gone")
-    for path in (
-        "",
-        "/trajectories",
-        "/trajectories/a",
-        "/trajectories/a/turns/0",
-        "/metrics",
-        "/labels.csv",
-    ):
+    for path in ("", "/trajectories", "/trajectories/a", "/trajectories/a/turns/0", "/metrics", "/labels.csv"):
         assert client.get(f"/api/runs/gone{path}").status_code == 404, path
     assert client.put("/api/runs/gone/trajectories/a/label", json={"passed": True}).status_code == 404
     assert not (run.parent / "gone").exists()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 
-from tests.viewer.browsing import SECONDS, Tab, browsing, viewer, violations
+from tests.viewer.browsing import OpenTab, Tab, violations
 from tests.viewer.runs import make_run, passed, trajectory, turn
 from tests.viewer.screens import PHONE, SMALL, TARGET, WIDE, acted, clicked
-from uirl.storage.run_directory import RunDirectory
 from uirl.types import PictureTransform, Trajectory, Verdict
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
@@ -50,26 +48,15 @@ def episodes() -> list[Trajectory]:
     strange = [clicked(SMALL, 3, 50, reply=HOSTILE)]
     return [
         trajectory("phone", phone, verdict=passed()),
-        trajectory(
-            "wide",
-            wide,
-            success=False,
-            verdict=failed,
-        ),
+        trajectory("wide", wide, success=False, verdict=failed),
         trajectory("strange", strange, task=HOSTILE, success=False, stop_reason="max_turns"),
         *[trajectory(f"more-{i}", [turn(f"reply {i}")], success=bool(i % 2)) for i in range(12)],
     ]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "first", episodes())
-
-
-@pytest.fixture
-def address(run: Path) -> Iterator[str]:
-    with viewer(run) as served:
-        yield served
+@pytest.fixture(scope="module", autouse=True)
+def run(folder: Path) -> Path:
+    return make_run(folder / "first", episodes())
 
 
 def row(id: str) -> str:
@@ -77,67 +64,41 @@ def row(id: str) -> str:
     return f"[...document.querySelectorAll('tbody a')].find((a) => a.hash.includes('/t/{id}/'))"
 
 
-async def test_a_run_is_opened_from_the_list_of_runs_and_draws_its_metrics(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto()
-        assert "first" in await tab.text("tbody th")
-        await tab.click("tbody th a")
-        await tab.until("document.querySelectorAll('.chart canvas').length > 1")
-        titles = await tab.ask("[...document.querySelectorAll('.chart h2')].map((h) => h.innerText)")
-        assert {"Success", "Reward"} <= set(titles)
-        assert await tab.ask("document.querySelector('.plot').ariaLabel") == "Success, 3 points"
-        assert await tab.text(".legend b") == "0.5"
+async def test_trajectories_are_filtered_searched_and_sorted_and_the_address_says_so(tab: Tab) -> None:
+    await tab.goto("#/run/first/trajectories")
+    await tab.until("document.querySelectorAll('tbody tr').length === 15")
+    await tab.ask(
+        "(() => {const s = document.querySelector('select[name=success]'); s.value = 'false';"
+        "s.dispatchEvent(new Event('change', {bubbles: true}))})()"
+    )
+    await tab.until("document.querySelectorAll('tbody tr').length === 8")
+    assert "success=false" in await tab.ask("location.hash")
+    await tab.page.type("/")
+    await tab.page.type("reply 4")
+    await tab.until("document.querySelectorAll('tbody tr').length === 1")
+    assert await tab.ask(f"{row('more-4')} !== undefined")
+    await tab.goto("#/run/first/trajectories?sort=reward&order=asc&success=true")
+    assert await tab.ask("document.querySelector('[aria-sort=ascending]').innerText") == "reward ↑"
+    assert await tab.ask("document.querySelectorAll('tbody tr').length") == 7
 
 
-async def test_a_chart_grows_while_rows_are_written(address: str, run: Path, tmp_path: Path) -> None:
-    growing = make_run(tmp_path / "growing", rows=2)
-    with viewer(growing) as served:
-        async with browsing(served) as tab:
-            await tab.goto("#/run/growing")
-            await tab.until("document.querySelector('.plot')?.ariaLabel === 'Success, 2 points'")
-            with RunDirectory.open(growing).metrics_path.open("a") as log:
-                log.write(json.dumps({"step": 3, "time": 1.0, "success": 0.875}) + "\n")
-            await tab.until("document.querySelector('.plot').ariaLabel === 'Success, 3 points'")
-            assert await tab.text(".legend b") == "0.875"
-
-
-async def test_trajectories_are_filtered_searched_and_sorted_and_the_address_says_so(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/run/first/trajectories")
-        await tab.until("document.querySelectorAll('tbody tr').length === 15")
-        await tab.ask(
-            "(() => {const s = document.querySelector('select[name=success]'); s.value = 'false';"
-            "s.dispatchEvent(new Event('change', {bubbles: true}))})()"
-        )
-        await tab.until("document.querySelectorAll('tbody tr').length === 8")
-        assert "success=false" in await tab.ask("location.hash")
-        await tab.page.type("/")
-        await tab.page.type("reply 4")
-        await tab.until("document.querySelectorAll('tbody tr').length === 1")
-        assert await tab.ask(f"{row('more-4')} !== undefined")
-        await tab.goto("#/run/first/trajectories?sort=reward&order=asc&success=true")
-        assert await tab.ask("document.querySelector('[aria-sort=ascending]').innerText") == "reward ↑"
-        assert await tab.ask("document.querySelectorAll('tbody tr').length") == 7
-
-
-async def test_keys_open_an_episode_and_go_through_turns_and_neighbours(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/run/first/trajectories?sort=number&order=asc")
-        await tab.press("j", "enter")
-        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 0'")
-        assert await tab.ask("location.hash") == "#/run/first/t/wide/0"
-        first = await tab.ask("document.querySelector('.picture img').src")
-        await tab.press("right")
-        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
-        assert await tab.ask("location.hash") == "#/run/first/t/wide/1"
-        assert await tab.ask("document.querySelector('.picture img').src") != first
-        await tab.press("left", "k")
-        await tab.until("location.hash === '#/run/first/t/phone/0'")
-        await tab.press("j", "j")
-        await tab.until("location.hash === '#/run/first/t/strange/0'")
-        await tab.page.type("?")
-        await tab.until("document.querySelector('dialog[open] .keys') !== null")
-        assert "label: passed" in await tab.text("dialog[open]")
+async def test_keys_open_an_episode_and_go_through_turns_and_neighbours(tab: Tab) -> None:
+    await tab.goto("#/run/first/trajectories?sort=number&order=asc")
+    await tab.press("j", "enter")
+    await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 0'")
+    assert await tab.ask("location.hash") == "#/run/first/t/wide/0"
+    first = await tab.ask("document.querySelector('.picture img').src")
+    await tab.press("right")
+    await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
+    assert await tab.ask("location.hash") == "#/run/first/t/wide/1"
+    assert await tab.ask("document.querySelector('.picture img').src") != first
+    await tab.press("left", "k")
+    await tab.until("location.hash === '#/run/first/t/phone/0'")
+    await tab.press("j", "j")
+    await tab.until("location.hash === '#/run/first/t/strange/0'")
+    await tab.page.type("?")
+    await tab.until("document.querySelector('dialog[open] .keys') !== null")
+    assert "label: passed" in await tab.text("dialog[open]")
 
 
 async def check_mark(tab: Tab, picture: str, size: tuple[int, int], place: tuple[float, float]) -> None:
@@ -156,123 +117,82 @@ async def check_mark(tab: Tab, picture: str, size: tuple[int, int], place: tuple
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-async def test_a_click_is_drawn_at_its_pixel(address: str, width: int) -> None:
-    async with browsing(address, width, 1400) as tab:
-        for id, (size, place) in CLICKS.items():
-            await tab.goto(f"#/run/first/t/{id}")
-            await check_mark(tab, ".picture", size, place)
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-async def test_a_click_is_drawn_at_its_pixel_of_what_the_model_was_fed(address: str, width: int) -> None:
-    async with browsing(address, width, 1400) as tab:
-        for id, fed in FED.items():
-            size, (x, y) = CLICKS[id]
-            await tab.goto(f"#/run/first/t/{id}")
-            await check_mark(tab, ".picture", size, (x, y))
+async def test_a_click_is_drawn_at_its_pixel_also_of_what_the_model_was_fed(open_tab: OpenTab, width: int) -> None:
+    tab = await open_tab(width, 1400)
+    for id, (size, (x, y)) in CLICKS.items():
+        await tab.goto(f"#/run/first/t/{id}")
+        await check_mark(tab, ".picture", size, (x, y))
+        if id in FED:
+            fed = FED[id]
             at = fed.to_fed(x + 0.5, y + 0.5)
             await check_mark(tab, ".picture:nth-child(2)", fed.fed_size, (at[0] - 0.5, at[1] - 0.5))
             assert tuple(await tab.ask(SECOND_SIZE)) == fed.fed_size
 
 
-async def test_a_drag_is_an_arrow_and_what_was_typed_is_written(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/run/first/t/phone/1")
-        await tab.until("document.querySelector('.mark[data-kind=drag]') !== null")
-        ends = await tab.ask(
-            "['x1', 'y1', 'x2', 'y2'].map((name) => Number(document.querySelector('.mark line').getAttribute(name)))"
-        )
-        assert ends == [540.5, 1800.5, 540.5, 600.5]
-        await tab.press("right")
-        await tab.until("document.querySelector('.picture svg text')?.textContent === '⌨ Zürich'")
+async def test_a_drag_is_an_arrow_and_what_was_typed_is_written(tab: Tab) -> None:
+    await tab.goto("#/run/first/t/phone/1")
+    await tab.until("document.querySelector('.mark[data-kind=drag]') !== null")
+    ends = await tab.ask(
+        "['x1', 'y1', 'x2', 'y2'].map((name) => Number(document.querySelector('.mark line').getAttribute(name)))"
+    )
+    assert ends == [540.5, 1800.5, 540.5, 600.5]
+    await tab.press("right")
+    await tab.until("document.querySelector('.picture svg text')?.textContent === '⌨ Zürich'")
 
 
-async def test_labels_are_written_by_keys_and_stay(address: str) -> None:
-    label = f"{address}/api/runs/first/trajectories/wide"
-    async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
-
-        async def stored() -> Any:
-            await tab.until("document.querySelector('.labels [role=status]').innerText !== 'storing'")
-            return (await client.get(label)).json()["label"]
-
-        await tab.goto("#/run/first/t/wide/1")
-        await tab.press("l")
-        await tab.until("document.querySelector('.labels .good').ariaPressed === 'true'")
-        assert (await stored())["passed"] is True
-        await tab.press("e")
-        await tab.until("document.querySelector('.labels').innerText.includes('error in turn 1')")
-        assert {"passed": False, "error_step": 1}.items() <= (await stored()).items()
-        await tab.goto("#/run/first/t/wide/0")
-        assert "error in turn 1" in await tab.text(".labels")
-        assert await tab.ask("document.querySelectorAll('.strip li')[1].className") == "error"
-        await tab.press("u")
-        await tab.until("!document.querySelector('.labels').innerText.includes('error in turn 1')")
-        assert await stored() is None
+async def test_what_a_run_says_is_shown_as_text(tab: Tab) -> None:
+    for route in ("/trajectories", "/t/strange/0", "/trajectories?q=onerror"):
+        await tab.goto(f"#/run/first{route}")
+        await tab.until(f"document.body.innerText.includes({json.dumps(HOSTILE)})")
+        assert await tab.ask("window.hacked") is None
+        assert await tab.ask("document.querySelectorAll('img[src=x], main script').length") == 0
 
 
-async def test_what_a_run_says_is_shown_as_text(address: str) -> None:
-    async with browsing(address) as tab:
-        for route in ("/trajectories", "/t/strange/0", "/trajectories?q=onerror"):
-            await tab.goto(f"#/run/first{route}")
-            await tab.until(f"document.body.innerText.includes({json.dumps(HOSTILE)})")
-            assert await tab.ask("window.hacked") is None
-            assert await tab.ask("document.querySelectorAll('img[src=x], main script').length") == 0
-
-
-async def test_the_pictures_of_the_next_turn_are_at_hand(address: str) -> None:
+async def test_the_pictures_of_the_next_turn_are_at_hand(tab: Tab) -> None:
     asked = (
         "performance.getEntriesByType('resource').map((e) => e.name)"
         ".filter((name) => name.includes('/images/') && !name.endsWith('/small'))"
     )
-    async with browsing(address) as tab:
-        await tab.goto("#/run/first/t/phone/0")
-        await tab.until(f"{asked}.length >= 3")
-        before = await tab.ask(f"{asked}.length")
-        await tab.press("right")
-        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
-        assert await tab.ask(f"{asked}.length") == before
+    await tab.goto("#/run/first/t/phone/0")
+    await tab.until(f"{asked}.length >= 3")
+    before = await tab.ask(f"{asked}.length")
+    await tab.press("right")
+    await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
+    assert await tab.ask(f"{asked}.length") == before
 
 
 ROUTES = (
-    "",
-    "#/run/first",
-    "#/run/first/trajectories",
-    "#/run/first/t/wide/1",
-    "#/run/first/g/g",
-    "#/compare?runs=first",
+    *("", "#/run/first", "#/run/first/trajectories", "#/run/first/t/wide/1", "#/run/first/g/g", "#/compare?runs=first"),
 )
 
 
-async def test_the_pages_can_be_used_by_everyone(address: str) -> None:
-    async with browsing(address) as tab:
-        for route in ROUTES:
-            for theme in ("light", "dark"):
-                await tab.goto(route, theme)
-                assert await violations(tab) == [], f"{route} in {theme}"
+async def test_the_pages_can_be_used_by_everyone(tab: Tab) -> None:
+    for route in ROUTES:
+        for theme in ("light", "dark"):
+            await tab.goto(route, theme)
+            assert await violations(tab) == [], f"{route} in {theme}"
 
 
-async def test_a_page_that_is_only_looked_at_draws_nothing(address: str, run: Path) -> None:
+async def test_a_page_that_is_only_looked_at_draws_nothing(tab: Tab, run: Path) -> None:
     """What moves without end is drawn sixty times a second: it takes the processor from the run beside it."""
-    async with browsing(address) as tab:
-        for route in ("#/", "#/run/first"):
-            (run / "metrics.jsonl").touch()  # written just now: live
-            await tab.goto(route)
-            await tab.until("document.querySelector('.live')")
-            assert await tab.ask("document.getAnimations().length") == 0, route
+    for route in ("#/", "#/run/first"):
+        (run / "metrics.jsonl").touch()  # written just now: live
+        await tab.goto(route)
+        await tab.until("document.querySelector('.live')")
+        assert await tab.ask("document.getAnimations().length") == 0, route
 
 
-async def test_an_address_that_leads_nowhere_says_so_and_where_to_go_on(address: str) -> None:
-    async with browsing(address) as tab:
-        for route, words in (("#/what", "There is no such page. All runs"), ("#/compare", "No run is named. All runs")):
-            await tab.goto(route)
-            assert (await tab.text("main")).strip() == words
-            assert await violations(tab) == []
-        await tab.click("main a")
-        await tab.until("document.querySelector('h1')?.innerText === 'Runs'")
+async def test_an_address_that_leads_nowhere_says_so_and_where_to_go_on(tab: Tab) -> None:
+    for route, words in (("#/what", "There is no such page. All runs"), ("#/compare", "No run is named. All runs")):
+        await tab.goto(route)
+        assert (await tab.text("main")).strip() == words
+        assert await violations(tab) == []
+    await tab.click("main a")
+    await tab.until("document.querySelector('h1')?.innerText === 'Runs'")
 
 
-async def test_a_narrow_page_is_not_wider_than_the_screen(address: str) -> None:
-    async with browsing(address, 390, 844) as tab:
-        for route in ROUTES:
-            await tab.goto(route)
-            assert await tab.ask("document.documentElement.scrollWidth") <= 390, route
+async def test_a_narrow_page_is_not_wider_than_the_screen(open_tab: OpenTab) -> None:
+    tab = await open_tab(390, 844)
+    for route in ROUTES:
+        await tab.goto(route)
+        assert await tab.ask("document.documentElement.scrollWidth") <= 390, route

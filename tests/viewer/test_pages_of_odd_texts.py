@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.viewer.browsing import Tab, browsing, viewer, violations
+from tests.viewer.browsing import OpenTab, Tab, violations
 from tests.viewer.runs import make_run, picture, turn
 from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Verdict
-from uirl.viewer.export import _text
+from uirl.viewer.export import UNSEEN as UNSEEN_IN
+from uirl.viewer.export import visible
 from uirl.viewer.runs import Runs
-from uirl.viewer.text import shown
-from uirl.viewer.unseen import UNSEEN as UNSEEN_IN
-from uirl.viewer.unseen import visible
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TURNED = "\u202eexe.gnp\u202c and \x1b[2J\x00"
 """An editor shows 'png.exe', and where the sequence stands nothing."""
@@ -36,20 +35,14 @@ def acted(id: str, reply: str, arguments: dict[str, object], goal: str = "a goal
     )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def run(folder: Path) -> Path:
     episodes = [
         acted("turned", TURNED, {"text": TURNED}),
         acted("long", LONG, {"text": LONG, NAME: "here it is"}, goal=LONG),
         acted("large", LARGE, {"text": LARGE}, goal=LARGE),
     ]
-    return make_run(tmp_path_factory.mktemp("runs") / "first", episodes)
-
-
-@pytest.fixture
-def address(run: Path) -> Iterator[str]:
-    with viewer(run) as served:
-        yield served
+    return make_run(folder / "first", episodes)
 
 
 async def opened(tab: Tab, id: str, theme: str = "light") -> None:
@@ -57,33 +50,31 @@ async def opened(tab: Tab, id: str, theme: str = "light") -> None:
     await tab.until("document.querySelector('.said .call')")
 
 
-async def test_characters_that_cannot_be_seen_are_shown_as_their_codes(address: str) -> None:
-    async with browsing(address) as tab:
-        await opened(tab, "turned")
-        texts = await tab.ask("[...document.querySelectorAll('.said pre')].map((pre) => pre.innerText)")
-        assert texts == [SEEN] * 4  # thought, reply, argument, what it read
-        assert await tab.text("h1") == f"task {SEEN}"
+async def test_characters_that_cannot_be_seen_are_shown_as_their_codes(tab: Tab) -> None:
+    await opened(tab, "turned")
+    texts = await tab.ask("[...document.querySelectorAll('.said pre')].map((pre) => pre.innerText)")
+    assert texts == [SEEN] * 4  # thought, reply, argument, what it read
+    assert await tab.text("h1") == f"task {SEEN}"
 
 
 @pytest.mark.parametrize("id", ["long", "large"])
-async def test_long_texts_are_scrolled_by_keys_and_not_wider_than_the_page(address: str, id: str) -> None:
-    async with browsing(address, 390, 844) as tab:
-        for theme in ("light", "dark"):
-            await opened(tab, id, theme)
-            assert await violations(tab) == []
-            await tab.click(".said .folded button")
-            await tab.until("document.querySelector('.said pre.tall')?.scrollHeight > 900")
-            assert await violations(tab) == []
-            assert await tab.ask("document.documentElement.scrollWidth") <= 390
-        top = await tab.ask("document.querySelector('.strip').getBoundingClientRect().top + scrollY")
-        assert top < 2 * 844, "what was asked takes no more than two screens"
+async def test_long_texts_are_scrolled_by_keys_and_not_wider_than_the_page(open_tab: OpenTab, id: str) -> None:
+    tab = await open_tab(390, 844)
+    for theme in ("light", "dark"):
+        await opened(tab, id, theme)
+        assert await violations(tab) == []
+        await tab.click(".said .folded button")
+        await tab.until("document.querySelector('.said pre.tall')?.scrollHeight > 900")
+        assert await violations(tab) == []
+        assert await tab.ask("document.documentElement.scrollWidth") <= 390
+    top = await tab.ask("document.querySelector('.strip').getBoundingClientRect().top + scrollY")
+    assert top < 2 * 844, "what was asked takes no more than two screens"
 
 
-async def test_the_name_of_an_argument_leaves_room_for_its_value(address: str) -> None:
-    async with browsing(address) as tab:
-        await opened(tab, "long")
-        wide = "(w) => document.querySelector(w).getBoundingClientRect().width"
-        assert await tab.ask(f"({wide})('.arguments > div:last-child dd') > ({wide})('.arguments') / 2")
+async def test_the_name_of_an_argument_leaves_room_for_its_value(tab: Tab) -> None:
+    await opened(tab, "long")
+    wide = "(w) => document.querySelector(w).getBoundingClientRect().width"
+    assert await tab.ask(f"({wide})('.arguments > div:last-child dd') > ({wide})('.arguments') / 2")
 
 
 UNSEEN = "\u202eturned\u202c \u200f\u061c\u200b\u2060\ufeff\u00ad\u2028\u2029\u3164 \U000e0041 a\u200db \ufe0f"
@@ -95,27 +86,20 @@ CODES = (
 )
 
 
-async def test_pages_and_files_agree_on_what_cannot_be_seen(address: str) -> None:
+async def test_pages_and_files_agree_on_what_cannot_be_seen(tab: Tab) -> None:
     assert (visible(UNSEEN), visible(KEPT)) == (CODES, KEPT)
     assert not UNSEEN_IN.search(visible(UNSEEN))
     every = "".join(
         map(chr, [*range(0x20, 0x3000), *range(0xE000, 0x11000), 0x1BCA1, 0x1D175, *range(0xE0000, 0xE0200)])
     )
     spaced = f"{' '.join(every)} x{'x'.join(every)}x"
-    async with browsing(address) as tab:
-        await tab.goto("#/")
-        await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
-        for text in (UNSEEN, KEPT, spaced):
-            assert await tab.ask(f"format.visible({json.dumps(text)})") == visible(text)
+    await tab.goto("#/")
+    await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
+    for text in (UNSEEN, KEPT, spaced):
+        assert await tab.ask(f"format.visible({json.dumps(text)})") == visible(text)
 
 
-def test_a_terminal_and_a_file_show_no_such_character() -> None:
-    for text in (shown(UNSEEN), _text(UNSEEN)):
-        assert not UNSEEN_IN.search(text)
-    assert shown("a\rb") == "a\\x0db"
-
-
-async def test_no_page_shows_such_a_character_anywhere(tmp_path: Path) -> None:
+async def test_no_page_shows_such_a_character_anywhere(tab: Tab, folder: Path) -> None:
     """Whatever a run names: tasks, calls, arguments, verifiers, ends, levels, groups, metrics, folders."""
     odd = UNSEEN
     seen = Observation(odd, (picture(),), tool_results=(ToolResult(odd, {odd: odd}, True, odd),), info={odd: odd})
@@ -139,13 +123,13 @@ async def test_no_page_shows_such_a_character_anywhere(tmp_path: Path) -> None:
         )
         for n in range(3)
     ]
-    run = make_run(tmp_path / "runs" / f"a {odd.replace('/', '')}", episodes, config=f"a: {odd!r}\n# {odd}\n")
+    run = make_run(folder / f"a {odd.replace('/', '')}", episodes, config=f"a: {odd!r}\n# {odd}\n")
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "time": 1.0, odd: 1.0, f"stop/{odd}": None}) + "\n")
     (run / "summary.json").write_text(
         json.dumps({"success_after": 0.5, "stopped_because": odd, "controls": {odd: 0.5}})
     )
-    (key,) = [one.key for one in Runs([str(tmp_path / "runs")]).all()]
+    (key,) = [one.key for one in Runs([folder]).all() if one.key != "first"]
     ids = [quote(one.id, safe="") for one in episodes]
     group = quote(odd, safe="")
     pages = ["#/", f"#/run/{key}", f"#/run/{key}/trajectories?q={group}", f"#/run/{key}/trajectories"]
@@ -155,14 +139,12 @@ async def test_no_page_shows_such_a_character_anywhere(tmp_path: Path) -> None:
         " ['title', 'aria-label', 'alt', 'placeholder', 'label'].map((name) => one.getAttribute(name) ?? ''))]"
         ".join('|')"
     )
-    with viewer(tmp_path / "runs") as address:
-        async with browsing(address) as tab:
-            for page in pages:
-                await tab.goto(page)
-                await tab.ask("for (const one of document.querySelectorAll('details')) one.open = true;1")
-                await tab.ask("for (const one of document.querySelectorAll('button.section')) one.click();1")
-                await asyncio.sleep(0.3)
-                said = await tab.ask(words)
-                assert "\\u202e" in said or "q=" in page, page
-                found = UNSEEN_IN.search(said)
-                assert not found, (page, said[max(0, found.start() - 80) : found.end() + 20])
+    for page in pages:
+        await tab.goto(page)
+        await tab.ask("for (const one of document.querySelectorAll('details')) one.open = true;1")
+        await tab.ask("for (const one of document.querySelectorAll('button.section')) one.click();1")
+        await asyncio.sleep(0.3)
+        said = await tab.ask(words)
+        assert "\\u202e" in said or "q=" in page, page
+        found = UNSEEN_IN.search(said)
+        assert not found, (page, said[max(0, found.start() - 80) : found.end() + 20])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.viewer.browsing import browsing, viewer, violations
-from tests.viewer.runs import make_run, picture, trajectory, turn
+from tests.viewer.browsing import OpenTab, Tab, violations
+from tests.viewer.runs import make_run, trajectory
 from uirl.storage import TrajectoryStore
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SUMMARY = {
     "success_before": 0.55,
@@ -28,9 +29,9 @@ SUMMARY = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("runs")
+@pytest.fixture(scope="module", autouse=True)
+def runs(folder: Path) -> None:
+    made = folder
     for name in ("finished", "stopped"):
         make_run(made / name, [trajectory("a")], config="training:\n  num_epochs: 4\n  num_iters_per_epoch: 100\n")
     (made / "finished" / "summary.json").write_text(json.dumps(SUMMARY))
@@ -43,79 +44,63 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_run(made / f"z{n:02d}", rows=1)
     for file in made.rglob("*.*"):
         os.utime(file, (1e9, 1e9))
-    return made
-
-
-@pytest.fixture
-def address(folder: Path) -> Iterator[str]:
-    with viewer(folder) as served:
-        yield served
 
 
 def row(name: str) -> str:
     return f"[...document.querySelectorAll('.runs tbody tr')].find((tr) => tr.innerText.includes('{name}'))"
 
 
-async def test_the_list_tells_held_out_success_from_that_of_training(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/")
-        heads = await tab.ask("[...document.querySelectorAll('thead th')].map((th) => th.innerText)")
-        cells = f"[...{row('finished')}.children].map((td) => td.innerText.trim())"
-        found = dict(zip(heads, await tab.ask(cells), strict=True))
-        assert {
-            "state": "finished",
-            "step": "3 of 400",
-            "success in evaluations": "73 %",
-            "training success": "50 %",
-        }.items() <= (found.items())
-        assert await tab.ask(f"{row('finished')}.querySelector('.share').title") == (
-            "95 % interval 67 % to 78 %, at step 3"
-        )
-        stopped = await tab.ask(f"{row('stopped')}.innerText")
-        assert all(words in stopped for words in ("stopped", "4 of 400", "not finite", "99.6 %")), stopped
-        names = await tab.ask("[...document.querySelectorAll('tbody th a')].map((a) => a.innerText)")
-        assert [name for name in names if "eval" in name] == [
-            "finished/evaluations/step_000004",
-            "finished/evaluations/step_000008",
-        ]
+async def test_the_list_tells_held_out_success_from_that_of_training(tab: Tab) -> None:
+    await tab.goto("#/")
+    heads = await tab.ask("[...document.querySelectorAll('thead th')].map((th) => th.innerText)")
+    cells = f"[...{row('finished')}.children].map((td) => td.innerText.trim())"
+    found = dict(zip(heads, await tab.ask(cells), strict=True))
+    assert {
+        "state": "finished",
+        "step": "3 of 400",
+        "success in evaluations": "73 %",
+        "training success": "50 %",
+    }.items() <= (found.items())
+    assert await tab.ask(f"{row('finished')}.querySelector('.share').title") == (
+        "95 % interval 67 % to 78 %, at step 3"
+    )
+    stopped = await tab.ask(f"{row('stopped')}.innerText")
+    assert all(words in stopped for words in ("stopped", "4 of 400", "not finite", "99.6 %")), stopped
+    names = await tab.ask("[...document.querySelectorAll('tbody th a')].map((a) => a.innerText)")
+    assert [name for name in names if "eval" in name] == [
+        "finished/evaluations/step_000004",
+        "finished/evaluations/step_000008",
+    ]
 
 
-async def test_the_page_of_a_finished_run_begins_with_its_result(address: str) -> None:
-    for width, theme in ((1280, "light"), (400, "dark")):
-        async with browsing(address, width) as tab:
-            await tab.goto("#/run/finished", theme)
-            await tab.until("document.querySelector('.result') && document.querySelector('.figures dd')")
-            said = (await tab.text(".result")).replace("\u2009", "")
-            for words in (
-                "55 % → 73 %",
-                "[67.3, 78.1]",
-                "constant_guess",
-                "12 %",
-                "1024 episodes",
-                "all epochs are done",
-            ):
-                assert words in said
-            assert await tab.ask("document.documentElement.scrollWidth") <= width
-            assert await violations(tab) == []
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
+async def test_the_page_of_a_finished_run_begins_with_its_result(open_tab: OpenTab, width: int, theme: str) -> None:
+    tab = await open_tab(width)
+    await tab.goto("#/run/finished", theme)
+    await tab.until("document.querySelector('.result') && document.querySelector('.figures dd')")
+    said = (await tab.text(".result")).replace("\u2009", "")
+    words = ("55 % → 73 %", "[67.3, 78.1]", "constant_guess", "12 %", "1024 episodes", "all epochs are done")
+    assert [word for word in words if word not in said] == []
+    assert await tab.ask("document.documentElement.scrollWidth") <= width
+    assert await violations(tab) == []
 
 
-async def test_the_page_of_an_evaluation_says_its_result(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/run/finished.evaluations.step_000004.sqlite")
-        await tab.until("document.querySelector('.result')")
-        assert "50 %" in await tab.text(".result")
-        assert "2 of 1 instance" in await tab.text(".result")
-        assert "without training" in await tab.text(".empty")
-        assert await tab.text("h1") == "finished/evaluations/step_000004"
+async def test_the_page_of_an_evaluation_says_its_result(tab: Tab) -> None:
+    await tab.goto("#/run/finished.evaluations.step_000004.sqlite")
+    await tab.until("document.querySelector('.result')")
+    assert "50 %" in await tab.text(".result")
+    assert "2 of 1 instance" in await tab.text(".result")
+    assert "without training" in await tab.text(".empty")
+    assert await tab.text("h1") == "finished/evaluations/step_000004"
 
 
-async def test_the_mark_of_the_list_stays_in_sight(address: str) -> None:
-    async with browsing(address, 1280, 600) as tab:
-        await tab.goto("#/")
-        await tab.press(*["j"] * 30)
-        await tab.until("document.querySelector('tr[aria-current]')?.innerText.includes('z2')")
-        top = "document.querySelector('tr[aria-current]').getBoundingClientRect()"
-        assert await tab.ask(f"{top}.top >= 0 && {top}.bottom <= innerHeight")
+async def test_the_mark_of_the_list_stays_in_sight(open_tab: OpenTab) -> None:
+    tab = await open_tab(1280, 600)
+    await tab.goto("#/")
+    await tab.press(*["j"] * 30)
+    await tab.until("document.querySelector('tr[aria-current]')?.innerText.includes('z2')")
+    top = "document.querySelector('tr[aria-current]').getBoundingClientRect()"
+    assert await tab.ask(f"{top}.top >= 0 && {top}.bottom <= innerHeight")
 
 
 PERCENT = {
@@ -124,49 +109,31 @@ PERCENT = {
 }
 
 
-async def test_what_is_not_all_is_never_called_all(address: str) -> None:
-    async with browsing(address) as tab:
-        await tab.goto("#/run/z00")
-        await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
-        said = {share: await tab.ask(f"format.percent({share})") for share in PERCENT}
-        assert said == PERCENT
+async def test_what_is_not_all_is_never_called_all(tab: Tab) -> None:
+    await tab.goto("#/run/z00")
+    await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
+    said = {share: await tab.ask(f"format.percent({share})") for share in PERCENT}
+    assert said == PERCENT
 
 
-async def test_of_a_run_that_is_not_there_nothing_but_that_is_shown(address: str) -> None:
-    async with browsing(address) as tab:
-        for page in ("#/run/none", "#/run/none/trajectories"):
-            await tab.goto(page)
-            await tab.until("document.querySelector('main .problem')")
-            assert "there is no run" in await tab.text("main")
-            assert await tab.ask("document.querySelectorAll('main input, main select, main h1').length") == 0
+async def test_of_a_run_that_is_not_there_nothing_but_that_is_shown(tab: Tab) -> None:
+    for page in ("#/run/none", "#/run/none/trajectories"):
+        await tab.goto(page)
+        await tab.until("document.querySelector('main .problem')")
+        assert "there is no run" in await tab.text("main")
+        assert await tab.ask("document.querySelectorAll('main input, main select, main h1').length") == 0
 
 
-async def test_a_list_of_a_run_that_was_made_anew_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "runs" / "first", [trajectory(id) for id in "abc"])
-    with viewer(tmp_path / "runs") as served:
-        async with browsing(served) as tab:
-            await tab.goto("#/")
-            await tab.ask("window.setInterval = ((set) => (act, time) => set(act, Math.min(time, 500)))(setInterval);1")
-            await tab.ask("location.hash = '#/run/first/trajectories'")
-            await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 3")
-            shutil.rmtree(run)
-            make_run(run, [trajectory("d")])
-            await tab.until("document.body.innerText.includes('2 fewer now')")
-            await tab.click(".bar button.main")
-            await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 1")
-            await tab.until("!document.querySelector('main').innerText.includes('fewer now')")
-            assert await tab.ask("document.querySelectorAll('.trajectories tbody tr').length") == 1
-
-
-async def test_pictures_of_a_long_strip_stay_in_their_frames(tmp_path: Path) -> None:
-    wide = picture("red", (400, 100))
-    run = make_run(tmp_path / "long", [trajectory("a", [turn("x", wide), turn("y")] * 60)])
-    over = (
-        "[...document.querySelectorAll('.strip :is(img, .noimage)')].some((img) =>"
-        " img.getBoundingClientRect().right > img.closest('button').getBoundingClientRect().right)"
-    )
-    with viewer(run) as served:
-        async with browsing(served) as tab:
-            await tab.goto("#/run/long/t/a/0")
-            await tab.until("document.querySelector('.strip img')?.naturalWidth > 0")
-            assert not await tab.ask(over)
+async def test_a_list_of_a_run_that_was_made_anew_says_so(tab: Tab, folder: Path) -> None:
+    run = make_run(folder / "anew", [trajectory(id) for id in "abc"])
+    await tab.goto("#/")
+    await tab.ask("window.setInterval = ((set) => (act, time) => set(act, Math.min(time, 500)))(setInterval);1")
+    await tab.ask("location.hash = '#/run/anew/trajectories'")
+    await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 3")
+    shutil.rmtree(run)
+    make_run(run, [trajectory("d")])
+    await tab.until("document.body.innerText.includes('2 fewer now')")
+    await tab.click(".bar button.main")
+    await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 1")
+    await tab.until("!document.querySelector('main').innerText.includes('fewer now')")
+    assert await tab.ask("document.querySelectorAll('.trajectories tbody tr').length") == 1

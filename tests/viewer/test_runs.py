@@ -41,8 +41,8 @@ def test_a_list_that_is_read_again_counts_what_came_and_reads_no_run_that_stands
     runs.paths[:] = [many]
     client.get("/api/runs")
     read = []
-    rows = module.newest_rows
-    monkeypatch.setattr(module, "newest_rows", lambda path, size: read.append(path.parent.name) or rows(path, size))
+    ends = module.ends_of
+    monkeypatch.setattr(module, "ends_of", lambda path: read.append(path.parent.name) or ends(path))
     directory = RunDirectory.open(many / "run-3")
     with TrajectoryStore(directory.trajectories_path) as store:
         store.add(trajectory("another"), step=2)

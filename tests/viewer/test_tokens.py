@@ -15,8 +15,7 @@ from uirl.parsers.registry import PARSERS
 from uirl.storage import LearnedTokens, TrajectoryStore
 from uirl.types import Action, Observation, PictureTransform, ToolCall
 from uirl.viewer.pictures import Fed
-from uirl.viewer.tokens import coordinates_of, heat_of
-from uirl.viewer.vocabulary import Vocabulary
+from uirl.viewer.tokens import Vocabulary, coordinates_of, heat_of
 
 WORDS = ['{"x":', "4", "1", ',"y":', "15", "}"]
 CALL = (ToolCall("click", {"x": 41, "y": 15}),)

@@ -1,14 +1,13 @@
 """Reinforcement-learning algorithms as pure functions on tensors, and the table that names them.
 
-advantages.py, turns.py   rewards -> one advantage per response token
+advantages.py, turns.py   rewards -> one advantage per response token, and the recurrence beneath
 token_scores.py           logits -> log-probs and entropies of sampled tokens
-losses.py, entropy.py     what the optimiser minimises
+policy_loss.py, losses.py what the optimiser minimises, and the importance weights of it
 kl.py                     distance to a reference: estimators, penalty, controller
 aggregation.py            token numbers -> batch numbers
-inputs.py, registry.py    the uniform call of the trainer, and the names it may use
+registry.py               the inputs of an estimator, and the names of all
 descriptions.py           `PPO(...)`, `GRPO(...)`, ... for `Trainer(model, algorithm)`
-scan.py, groups.py, checks.py   the recurrence, the group arithmetic, the shape checks beneath them
-rounding.py               which sums of rewards are one
+groups.py, checks.py      the group arithmetic, the shape checks
 """
 
 from uirl.algorithms.advantages import (
@@ -18,6 +17,7 @@ from uirl.algorithms.advantages import (
     compute_reinforce_plus_plus_baseline_advantage,
     compute_rejection_sampling_advantage,
     compute_rloo_advantage,
+    discounted_suffix_sum,
 )
 from uirl.algorithms.aggregation import (
     Aggregation,
@@ -36,33 +36,27 @@ from uirl.algorithms.descriptions import (
     RejectionSampling,
     TurnLevel,
 )
-from uirl.algorithms.entropy import EntropyController, compute_entropy, drop_unlikely
-from uirl.algorithms.groups import GroupIndex
-from uirl.algorithms.importance import (
-    RatioLevel,
-    effective_sample_size,
-    level_log_weight,
-    masked_weight,
-    mismatch_log_weight,
-    mismatch_mask,
-    token_log_ratio,
-    truncated_weight,
-)
-from uirl.algorithms.inputs import AdvantageInputs, AdvantageOptions
+from uirl.algorithms.groups import GroupIndex, at_most, differ
 from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
 from uirl.algorithms.losses import compute_rejection_sampling_loss, compute_value_loss, kept_mask
 from uirl.algorithms.policy_loss import (
     LossOptions,
     PolicyLossOptions,
+    RatioLevel,
     clipped_surrogate,
     compute_policy_loss,
     dual_clip,
+    effective_sample_size,
+    level_log_weight,
+    masked_weight,
+    mismatch_log_weight,
+    mismatch_mask,
     sequence_log_ratio,
+    token_log_ratio,
+    truncated_weight,
 )
-from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
-from uirl.algorithms.rounding import at_most, differ
-from uirl.algorithms.scan import discounted_suffix_sum
-from uirl.algorithms.token_scores import score_tokens
+from uirl.algorithms.registry import ALGORITHMS, AdvantageInputs, AdvantageOptions, AlgorithmSpec, get_algorithm
+from uirl.algorithms.token_scores import EntropyController, compute_entropy, drop_unlikely, score_tokens
 from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage, spare_turns
 
 __all__ = [

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from uirl.algorithms.checks import as_bool_mask, check_aligned, zero_outside
-from uirl.algorithms.rounding import at_most
+from uirl.algorithms.groups import at_most
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 

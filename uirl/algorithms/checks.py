@@ -1,4 +1,4 @@
-"""What every function of this folder asks of its tensors before it computes: shapes and masks."""
+"""Checks of the tensors that the functions of this folder take: shapes and masks."""
 
 import torch
 from torch import Tensor

@@ -11,10 +11,8 @@ from typing import Any
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
-from uirl.algorithms.importance import RatioLevel
-from uirl.algorithms.inputs import AdvantageOptions
-from uirl.algorithms.policy_loss import LossOptions, PolicyLossOptions
-from uirl.algorithms.registry import AlgorithmSpec, get_algorithm
+from uirl.algorithms.policy_loss import LossOptions, PolicyLossOptions, RatioLevel
+from uirl.algorithms.registry import AdvantageOptions, AlgorithmSpec, get_algorithm
 
 
 class Algorithm(ABC):

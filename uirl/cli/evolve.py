@@ -56,7 +56,7 @@ def _tell(path: Path, summary: dict[str, Any]) -> None:
 
     rows: dict[str, object] = {}
     for row in summary["rounds"]:
-        kinds = [f"{row[kind]} {kind}" for kind in ("solved", "beginnings", "corrections") if kind in row]
+        kinds = [f"{row[kind]} {kind}" for kind in ("solved", "beginnings") if kind in row]
         kept = f"  ({', '.join(kinds)})" if kinds else ""
         rows[f"round {row['round']}"] = f"{row['result']}{kept}"
     report_table(str(short(path)), {**rows, "checkpoint": summary["checkpoint"]})

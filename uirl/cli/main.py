@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, verl, view
+from uirl.cli import evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -111,7 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     add_config(check)
     check.set_defaults(run=_check)
-    chaos.add_command(commands, [sys.executable, "-m", f"{__package__}.main"])
     evolve.add_command(commands)
     export.add_command(commands)
     judge.add_command(commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 from typing import Any
 
 from uirl.cli.options import add_config, count, read_config
@@ -25,23 +26,20 @@ def _run(options: argparse.Namespace) -> int:
     size = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", options.picture)
     if size is None:
         raise ConfigError(f"--picture {options.picture}: expected width and height in pixels, as in 1280x720")
-    from uirl.training.plan.guard import memory_here
-    from uirl.training.plan.plan import Traces, plan_of
-    from uirl.training.plan.remedy import advice, remedies
-    from uirl.training.plan.settle import settle
+    from uirl.training.plan import Described, advice, memory_here, plan_of, remedies, settle
 
     gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
-    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens, "traces": Traces()}
+    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens, "model": Described.of(config)}
     settled = settle(config, here=(gpu, limit), **shown)
-    config, sizes = settled.config, {"limit": limit, "gpu": gpu, **shown}
-    plan = settled.plan or plan_of(config, **sizes)
+    again = partial(plan_of, limit=limit, gpu=gpu, **shown)
+    plan = again(settled.config)
     if settled.chosen:
         print(settled)
     print(plan)
     for problem in plan.problems:
         print(f"does not fit: {problem}")
     if plan.problems:
-        print(advice(*remedies(config, plan, lambda changed: plan_of(changed, **sizes))))
+        print(advice(*remedies(settled.config, plan, again)))
     return 1 if plan.problems else 0
 
 

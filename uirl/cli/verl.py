@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from uirl.integrations.verl.trainer.trainer import CustomRayPPOTrainer
+    from uirl.integrations.verl.trainer import CustomRayPPOTrainer
 
 
 def add_command(commands: Any) -> None:
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.api_key is not None:
         _again_without_key(options)
     if options.llm_base_url is not None:
-        from uirl.integrations.verl.config.llm import LLM_BASE_URL
+        from uirl.integrations.verl.settings import LLM_BASE_URL
 
         os.environ[LLM_BASE_URL] = options.llm_base_url
     return _train(options)
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that cannot be meant."""
-    from uirl.integrations.verl.config.llm import LLM_BASE_URL
+    from uirl.integrations.verl.settings import LLM_BASE_URL
 
     if options.export is not None:
         also = [name for name in ("sft_model_path", "llm_base_url", "api_key") if getattr(options, name) is not None]
@@ -81,11 +81,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from uirl.integrations.verl.config.reading import load_verl_config, read_verl_yaml, with_verl_values
-    from uirl.integrations.verl.tasks.own_curriculum import create_curriculum
+    from uirl.integrations.verl.settings import create_curriculum, load_verl_config, read_verl_yaml, with_verl_values
 
     # mistakes in the file are told before those of the installation
-    flat, own, section = read_verl_yaml(options.config, options.overrides)
+    flat, own, section, _ = read_verl_yaml(options.config, options.overrides)
     with_verl_values(own, flat)
     curriculum = create_curriculum(section)
     model = options.sft_model_path
@@ -93,7 +92,7 @@ def _train(options: argparse.Namespace) -> int:
     config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)
     if config.trainer.resume_mode == "auto" and own.logging.run_name is None:
         raise ConfigError("trainer.resume_mode=auto continues a run by its name; add uirl.logging.run_name=<name>")
-    from uirl.integrations.verl.trainer.trainer import HOOKS, create_trainer
+    from uirl.integrations.verl.trainer import HOOKS, create_trainer
 
     written = {key: flat[key] for key in HOOKS if key in flat}  # they win, as everything that a person writes
     use_v1 = bool(config.trainer.use_v1)
@@ -112,9 +111,9 @@ def _train(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
     """Print the memory plan; return 1 where the run does not fit."""
-    from uirl.integrations.verl.config.models import described_model
-    from uirl.integrations.verl.config.plan import plan_of
-    from uirl.training.plan.shape import shape_of
+    from uirl.integrations.verl.models import described_model
+    from uirl.integrations.verl.plan import plan_of
+    from uirl.training.memory import shape_of_config
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
     if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:
@@ -122,7 +121,7 @@ def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
             f"--picture {options.picture} --gpu_gib {options.gpu_gib} --host_gib {options.host_gib}: expected a "
             "picture like 1280x720 and memory above 0"
         )
-    picture, shape = (int(size[1]), int(size[2])), shape_of(described_model(trainer.source, trainer.store))
+    picture, shape = (int(size[1]), int(size[2])), shape_of_config(described_model(trainer.source, trainer.store))
     plan = plan_of(trainer.config, shape, gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
     print(plan)
     return 1 if plan.problems else 0
@@ -138,7 +137,7 @@ def _export(path: str) -> int:
 def _again_without_key(options: argparse.Namespace) -> NoReturn:
     """Start the command anew in the place of this process, with the key in its environment and not among its arguments,
     which Ray and trackers write down and `ps` shows. Never returns."""
-    from uirl.integrations.verl.config.llm import LLM_API_KEY
+    from uirl.integrations.verl.settings import LLM_API_KEY
 
     command = [sys.executable, "-m", "uirl", "verl", "--config", options.config]
     for name in ("sft_model_path", "llm_base_url"):

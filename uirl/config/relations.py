@@ -201,21 +201,10 @@ def _run(config: ConfigTree) -> Iterator[str]:
             f"evolve.episodes={evolve.episodes} is no multiple of evolve.group_size={evolve.group_size}: one group "
             "would be cut; change one of them"
         )
-    for key, wanted in (("prefixes", evolve.prefixes == "judge"), ("variations", evolve.variations > 0)):
-        if wanted and config.verification.judge is None:
-            yield (
-                f"evolve.{key}={getattr(evolve, key)} asks the judge's model, and verification.judge names none; name "
-                f"one, or set evolve.{key}={'fork' if key == 'prefixes' else 0}"
-            )
-    if evolve.corrections and evolve.prefixes == "off":
+    if evolve.prefixes == "judge" and config.verification.judge is None:
         yield (
-            "evolve.corrections=true with evolve.prefixes=off: a correction stands at a fork, which nobody looks for; "
-            "set evolve.prefixes=fork"
-        )
-    if evolve.variations > 0 and not config.verification.enabled:
-        yield (
-            f"evolve.variations={evolve.variations} with verification.enabled=false: whether a new task was solved is "
-            "known to the judge alone; set verification.enabled=true"
+            "evolve.prefixes=judge asks the judge's model, and verification.judge names none; name one, or set "
+            "evolve.prefixes=fork"
         )
     if config.checkpoint.keep_best is not None and config.training.eval_every is None:
         yield (

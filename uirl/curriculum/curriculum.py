@@ -2,34 +2,126 @@
 
 from __future__ import annotations
 
-import heapq
+import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from uirl.config.sections.curriculum import CurriculumConfig
-from uirl.curriculum import state
-from uirl.curriculum.levels import LEVELS, NEW, PARKED, Evidence
-from uirl.curriculum.queues import Queues
-from uirl.curriculum.schedule import mixed, progress_of, shares
-from uirl.curriculum.tally import Tally
+from uirl.curriculum.levels import LEVELS, NEW, Evidence, mixed, progress_of, shares
 from uirl.errors import ConfigError, did_you_mean
 
-MOST_RESTS = 16
-"""A task that is parked again and again rests at most so many times `park_for`."""
-SILENCE = 4
-"""A new task may be under way several times, ahead of the learner, before it counts as one that is never heard of."""
+PLACES = (NEW, *LEVELS)
 ENOUGH_TASKS = 10
 """The mean success moves the mix fully once so many tasks were tried."""
+_COUNTS = ("step", "draws", "heard", "tried", "rates")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts, by the place that the task had then."""
+
+    draws: Counter[str] = field(default_factory=Counter)
+    episodes: Counter[str] = field(default_factory=Counter)
+    wins: Counter[str] = field(default_factory=Counter)
+    groups: Counter[str] = field(default_factory=Counter)
+    """Groups that were compared."""
+    live: Counter[str] = field(default_factory=Counter)
+    """Of these, those with something to learn."""
+    substituted: int = 0
+    """Draws of a named level that was empty."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain data of its own."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Tally:
+        """Return the counts in the data of `to_dict`. Raises KeyError where one is missing."""
+        found: dict[str, Any] = {field.name: values[field.name] for field in fields(cls)}
+        made: dict[str, Any] = {name: Counter(v) if isinstance(v, dict) else v for name, v in found.items()}
+        return cls(**made)
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return the sum of both, of its own."""
+        return Tally(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def outcome(self, place: str, outcomes: Sequence[bool], signal: bool | None) -> None:
+        """Count one group of a task at `place`; `signal` None: it was not compared."""
+        self.episodes[place] += len(outcomes)
+        self.wins[place] += sum(bool(outcome) for outcome in outcomes)
+        if signal is not None:
+            self.groups[place] += 1
+            self.live[place] += bool(signal)
+
+    def row(self) -> dict[str, float | None]:
+        """Return the numbers; None where there is no evidence."""
+        places = sorted(self.draws | self.episodes)
+        levels = {f"curriculum/{place}/{name}": value for place in places for name, value in self.of(place).items()}
+        return levels | {"count/levels_substituted": self.substituted}
+
+    def of(self, place: str) -> dict[str, float | None]:
+        """Return the share of the draws, the success and the share of groups with something to learn at a place; None
+        where there is no evidence."""
+        return {
+            "drawn": _share(self.draws[place], self.draws.total()),
+            "success": _share(self.wins[place], self.episodes[place]),
+            "live_groups": _share(self.live[place], self.groups[place]),
+        }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+class Queues:
+    """Each name is in one queue: new ones come last, and what is played goes to the end. So the first of a queue is the
+    one that was not played for longest. Everything but the iteration takes constant time."""
+
+    def __init__(self, places: Iterable[str]) -> None:
+        self._queues: dict[str, OrderedDict[str, None]] = {place: OrderedDict() for place in places}
+        self._place: dict[str, str] = {}
+
+    def put(self, name: str, place: str) -> None:
+        """Move a name to the end of the queue of `place`."""
+        old = self._place.get(name)
+        if old is not None and old != place:
+            del self._queues[old][name]
+        self._place[name] = place
+        self._queues[place][name] = None
+        self._queues[place].move_to_end(name)
+
+    def place_of(self, name: str) -> str:
+        return self._place[name]
+
+    def first(self, place: str) -> str | None:
+        """Return the name that waits longest; None: the queue is empty."""
+        return next(iter(self._queues[place]), None)
+
+    def size(self, place: str) -> int:
+        return len(self._queues[place])
+
+    def names(self, place: str) -> Iterator[str]:
+        """Return the names of a queue, the first one first."""
+        return iter(self._queues[place])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._place
+
+    def __len__(self) -> int:
+        return len(self._place)
 
 
 class TaskCurriculum:
     """Draws tasks by level of success (the stratification of MAI-UI, arXiv:2512.22047).
 
     A draw chooses a level by the mix of the day and takes the task of that level that was not played for longest. New
-    tasks have a share of their own. Tasks that are only failed, and from which nothing can be learned, are parked, and
-    come back later. What is drawn follows from the seed, the number of the draw and the outcomes told before it. A draw
-    and an outcome take the same time for ten tasks and for 100 000.
+    tasks have a share of their own. What is drawn follows from the seed, the number of the draw and the outcomes told
+    before it. A draw and an outcome take the same time for ten tasks and for 100 000.
     """
 
     def __init__(
@@ -54,19 +146,17 @@ class TaskCurriculum:
             options["initial_distribution"] = dict(initial_distribution)
         self._options = CurriculumConfig.build({"min_attempts_per_task": min_attempts_per_task, **options})
         self._seed = seed
-        self._queues = Queues((NEW, *LEVELS, PARKED))
+        self._queues = Queues(PLACES)
         self._evidence: dict[str, Evidence] = {}
         """Of the tasks that were handed out or played; insertion follows the first time."""
         self._order: dict[str, int] = {}
         """Task -> in which order it was registered."""
-        self._due: list[tuple[int, int, str]] = []
-        """Heap of (step, order, task) of parked tasks; what does not agree with `_evidence` is out of date."""
         self._step = self._draws = self._heard = self._tried = 0
         self._rates = 0.0
         """Sum of the success rates of the `_tried` tasks."""
         self._tally, self._total = Tally(), Tally()
         self.drawn_level: str | None = None
-        """Level of the newest task that was drawn, when it was: one of `LEVELS`, 'new' or 'parked'; None: none was."""
+        """Level of the newest task that was drawn, when it was: one of `LEVELS`, or 'new'; None: none was."""
 
     @classmethod
     def from_config(cls, config: CurriculumConfig, *, seed: int) -> TaskCurriculum:
@@ -99,20 +189,16 @@ class TaskCurriculum:
             )
         if not len(self._queues):
             raise ConfigError("the curriculum has no tasks; call register_tasks(names) first")
-        self._wake()
         self._review()
         place = self._draw() if difficulty_level is None else self._nearest(difficulty_level)
         self._draws += 1
         name = self._queues.first(place)
         assert name is not None
-        self._tally.draw(place)
+        self._tally.draws[place] += 1
         self.drawn_level = place
         evidence = self._evidence.setdefault(name, Evidence(step=self._step))
-        evidence.unanswered += evidence.heard != self._heard
         evidence.heard = self._heard
         self._queues.put(name, place)
-        if place == NEW and evidence.unanswered >= max(SILENCE, self._options.min_attempts_per_task):
-            self._park(name, evidence, "silent")
         return name
 
     def update_success_rate(self, task_name: str, success: bool, step: int = 0) -> None:
@@ -124,9 +210,8 @@ class TaskCurriculum:
     ) -> None:
         """Count the episodes of one group.
 
-        `signal`: whether the group holds something to learn; a task that is failed and still teaches (by rewards of
-        parts of it) is not parked. None: nobody compared, so failures alone teach nothing. Raises ValueError for what
-        is no outcome, and for a step below 0.
+        `signal`: whether the group holds something to learn; None: nobody compared. Raises ValueError for what is no
+        outcome, and for a step below 0.
         """
         for outcome in outcomes:
             if outcome is None or outcome not in (0, 1):
@@ -144,24 +229,15 @@ class TaskCurriculum:
         before = evidence.rate
         for outcome in outcomes:
             evidence.add(bool(outcome), step, window=options.window, half_life=options.half_life)
-            evidence.streak = 0 if outcome else evidence.streak + 1
-        if signal:
-            evidence.streak = 0
-        if any(outcomes):
-            evidence.rests = 0
-        evidence.unanswered = 0
         self._tried += before is None
         self._rates += (evidence.rate or 0.0) - (before or 0.0)
-        if evidence.streak >= options.park_after and evidence.attempts >= options.min_attempts_per_task:
-            if place != PARKED:
-                self._park(task_name, evidence, "failed")
-        elif (belongs := self._belongs(evidence)) != place:
+        if (belongs := self._belongs(evidence)) != place:
             self._queues.put(task_name, belongs)
 
     # -- what is known -------------------------------------------------------------------------------------------
 
     def level(self, task_name: str) -> str:
-        """Return where a task is: one of `LEVELS`, 'new' or 'parked'. Raises KeyError for one that is unknown."""
+        """Return where a task is: one of `LEVELS`, or 'new'. Raises KeyError for one that is unknown."""
         return self._queues.place_of(task_name)
 
     def success_rate(self, task_name: str) -> float | None:
@@ -188,12 +264,12 @@ class TaskCurriculum:
 
     def take_metrics(self) -> dict[str, float | None]:
         """Return the numbers since the last call: tasks per level, and of each level the share of the draws, the
-        success and the share of groups with something to learn; how many tasks were parked and woken."""
+        success and the share of groups with something to learn."""
         row: dict[str, float | None] = {
             "curriculum/mean_success": self.mean_success,
             "curriculum/progress": self._progress(),
         }
-        for place in (NEW, *LEVELS, PARKED):
+        for place in PLACES:
             row[f"curriculum/{place}/tasks"] = self._queues.size(place)
         row |= self._tally.row()
         self._total, self._tally = self._total + self._tally, Tally()
@@ -201,11 +277,11 @@ class TaskCurriculum:
 
     def report(self) -> dict[str, Any]:
         """Return the numbers of the whole run, for its summary: per level the tasks of today and, over the run, share
-        of the draws, success and share of groups with something to learn; how many tasks were parked and woken."""
+        of the draws, success and share of groups with something to learn."""
         whole = self._total + self._tally
         levels = {
             place: {"tasks": self._queues.size(place), **whole.of(place)}
-            for place in (NEW, *LEVELS, PARKED)
+            for place in PLACES
             if self._queues.size(place) or whole.draws[place]
         }
         return {
@@ -213,16 +289,24 @@ class TaskCurriculum:
             "progress": self._progress(),
             "draws": self._draws,
             "levels": levels,
-            **whole.events(),
+            "levels_substituted": whole.substituted,
         }
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain JSON data, of its own, from which `load_state_dict` continues with the same draws."""
-        counts = {name: getattr(self, f"_{name}") for name in state.COUNTS}
-        queues = {place: list(self._queues.names(place)) for place in (NEW, *LEVELS, PARKED)}
-        return state.packed(self._evidence, queues, counts, self._tally, self._total)
+        queues = {place: list(self._queues.names(place)) for place in PLACES}
+        names = dict.fromkeys([*self._evidence, *(name for queue in queues.values() for name in queue)])
+        row, known = {name: i for i, name in enumerate(names)}, self._evidence.values()
+        return {
+            "tasks": list(names),
+            "evidence": {field.name: [getattr(one, field.name) for one in known] for field in fields(Evidence)},
+            "queues": {place: [row[name] for name in queue] for place, queue in queues.items()},
+            "counts": {name: getattr(self, f"_{name}") for name in _COUNTS},
+            "tally": self._tally.to_dict(),
+            "total": self._total.to_dict(),
+        }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continue from the data of `state_dict`. Register the tasks first.
@@ -231,25 +315,33 @@ class TaskCurriculum:
         a warning says of how many; where none is registered, those of the state are. Raises ValueError or KeyError for
         data that is no state.
         """
-        loaded = state.unpacked(values)
+        evidence, queues = _unpacked(values)
+        tallies = [Tally.from_dict(values[name]) for name in ("tally", "total")]
+        counts = {name: values["counts"][name] for name in _COUNTS}
         if not len(self._queues):
-            self.register_tasks(name for names in loaded.queues.values() for name in names)
-        known = state.of_known(loaded, self._order)
-        self._queues, self._evidence = Queues((NEW, *LEVELS, PARKED)), known.evidence
-        for place, names in known.queues.items():
+            self.register_tasks(name for names in queues.values() for name in names)
+        if gone := [name for names in queues.values() for name in names if name not in self._order]:
+            _LOG.warning(
+                "the curriculum knows %d tasks that are not registered any more, e.g. %r; what it knows of them is "
+                "dropped",
+                len(gone),
+                gone[0],
+            )
+        self._queues = Queues(PLACES)
+        self._evidence = {name: one for name, one in evidence.items() if name in self._order}
+        for place, names in queues.items():
             for name in names:
-                self._queues.put(name, place)
+                if name in self._order:
+                    self._queues.put(name, place)
         for name in self._order:
             if name not in self._queues:
                 self._queues.put(name, NEW)
-        for name, value in known.counts.items():
+        for name, value in counts.items():
             setattr(self, f"_{name}", value)
-        if len(known.evidence) < len(loaded.evidence):
-            rates = [one.rate for one in known.evidence.values() if one.rate is not None]
+        if len(self._evidence) < len(evidence):
+            rates = [one.rate for one in self._evidence.values() if one.rate is not None]
             self._tried, self._rates = len(rates), sum(rates)
-        self._tally, self._total = known.tally, known.total
-        self._due = [(known.evidence[n].until, self._order[n], n) for n in known.queues[PARKED]]
-        heapq.heapify(self._due)
+        self._tally, self._total = tallies
 
     # -- parts of it ---------------------------------------------------------------------------------------------
 
@@ -261,7 +353,7 @@ class TaskCurriculum:
         return progress_of(value, options.schedule_start, options.schedule_end)
 
     def _belongs(self, evidence: Evidence) -> str:
-        """Return the place of a task that is not parked."""
+        """Return the place of a task by what is known of it."""
         options = self._options
         if evidence.attempts < options.min_attempts_per_task:
             return NEW
@@ -276,8 +368,6 @@ class TaskCurriculum:
             not known or (self._new_waits() and generator.random() < self._options.new_share)
         ):
             return NEW
-        if not known:
-            return PARKED
         chances = shares(self.distribution, tasks, self._options.oversampling)
         return generator.choices(list(chances), list(chances.values()))[0]
 
@@ -289,33 +379,12 @@ class TaskCurriculum:
         return evidence is None or evidence.heard != self._heard
 
     def _nearest(self, level: str) -> str:
-        """Return `level`, or the nearest that has tasks; then the new and the parked ones."""
+        """Return `level`, or the nearest that has tasks; then the new ones."""
         names = list(LEVELS)
         by_distance = sorted(names, key=lambda name: abs(names.index(name) - names.index(level)))
-        place = next(place for place in (*by_distance, NEW, PARKED) if self._queues.size(place))
+        place = next(place for place in (*by_distance, NEW) if self._queues.size(place))
         self._tally.substituted += place != level
         return place
-
-    def _park(self, name: str, evidence: Evidence, why: str) -> None:
-        evidence.until = self._step + self._options.park_for * min(2**evidence.rests, MOST_RESTS)
-        evidence.rests = min(evidence.rests + 1, MOST_RESTS)
-        evidence.unanswered = 0
-        heapq.heappush(self._due, (evidence.until, self._order[name], name))
-        self._queues.put(name, PARKED)
-        self._tally.park(why)
-
-    def _wake(self) -> None:
-        """Bring back the parked tasks that are due: one that fails again `min_attempts_per_task` times is parked again.
-        Each was pushed once for a park, so that the time is paid for there."""
-        options = self._options
-        while self._due and self._due[0][0] <= self._step:
-            until, _, name = heapq.heappop(self._due)
-            evidence = self._evidence[name]
-            if self._queues.place_of(name) != PARKED or evidence.until != until:
-                continue  # it was solved meanwhile
-            evidence.streak = min(evidence.streak, max(0, options.park_after - options.min_attempts_per_task))
-            self._queues.put(name, self._belongs(evidence), first=True)
-            self._tally.woken += 1
 
     def _review(self) -> None:
         """Move the first task of each level that is elsewhere by now: the first is the one whose evidence is oldest."""
@@ -323,3 +392,17 @@ class TaskCurriculum:
             name = self._queues.first(level)
             if name is not None and (belongs := self._belongs(self._evidence[name])) != level:
                 self._queues.put(name, belongs)
+
+
+def _unpacked(values: Mapping[str, Any]) -> tuple[dict[str, Evidence], dict[str, list[str]]]:
+    """Return (task -> evidence, place -> tasks) of a state. Raises ValueError or KeyError where it is none."""
+    names, columns = list(values["tasks"]), values["evidence"]
+    try:
+        rows = zip(*(columns[field.name] for field in fields(Evidence)), strict=True)
+        evidence = {name: Evidence(*row) for name, row in zip(names, rows, strict=False)}
+        queues = {place: [names[i] for i in values["queues"][place]] for place in PLACES}
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"no state of a curriculum: {error}; expected what state_dict() returned") from error
+    if sorted(name for queue in queues.values() for name in queue) != sorted(names):
+        raise ValueError("no state of a curriculum: its queues do not hold each task once")
+    return evidence, queues

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from uirl.environments.adapters.gym_env import GymEnv
     from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
     from uirl.environments.base import BaseEnvironment
-    from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+    from uirl.environments.browser.miniwob import MiniWobEnvironment
     from uirl.environments.browser.web import WebEnvironment
     from uirl.environments.conformance import EnvironmentReport, check_environment
     from uirl.environments.data_entry.environment import DataEntryEnvironment
@@ -33,7 +33,7 @@ _HOMES = {
     "uirl.environments.adapters.gym_env": "GymEnv",
     "uirl.environments.adapters.gymnasium": "GymnasiumEnvironment",
     "uirl.environments.base": "BaseEnvironment",
-    "uirl.environments.browser.miniwob.environment": "MiniWobEnvironment",
+    "uirl.environments.browser.miniwob": "MiniWobEnvironment",
     "uirl.environments.browser.web": "WebEnvironment",
     "uirl.environments.conformance": "EnvironmentReport check_environment",
     "uirl.environments.data_entry.environment": "DataEntryEnvironment",

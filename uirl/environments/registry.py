@@ -20,7 +20,7 @@ ENVIRONMENTS = {
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
     "errands": "uirl.environments.tool_use.errands:ErrandsEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
-    "miniwob": "uirl.environments.browser.miniwob.environment:MiniWobEnvironment",
+    "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
     "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",
     "remote": "uirl.environments.remote.client.native:NativeRemoteEnvironment",
     "ui_verifiers": "uirl.environments.remote.client.ui_verifiers:UIVerifiersEnvironment",

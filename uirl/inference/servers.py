@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel
 from uirl.inference.models.unpacked import folder_of
 from uirl.inference.weight_files import WeightFiles, plain_parameters
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _OPENAI_KEY = "OPENAI_API_KEY"
 
 
-def server_client(settings: InferenceConfig, url: str, *, key_variable: str = _OPENAI_KEY) -> HTTPClient:
+def server_client(settings: InferenceConfig, url: str, *, key_variable: str = _OPENAI_KEY) -> ModelServerClient:
     """Build the client of the server at `url`, as the section `inference` says.
 
     `key_variable`: the environment variable that the server itself reads its key from. It stands in for OpenAI's where
     the config names no other: the key of one company's API is never sent to a server of somebody else.
     """
     name = settings.api_key_env
-    return HTTPClient(
+    return ModelServerClient(
         url,
         api_key_env=key_variable if name == _OPENAI_KEY else name,
         timeout=settings.request_timeout,

@@ -17,7 +17,7 @@ from uirl.environments.mobile_world.options import Prompt
 from uirl.errors import ConfigError, did_you_mean
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
@@ -34,7 +34,6 @@ from uirl.types import Task, Trajectory
 MAI_UI_AGENT = "mai_ui_agent"
 """The kind of agent whose replies and whose prompt on phones are those of MAI-UI."""
 
-_KEY = "UIRL_AGENT_LOOP_KEY_{}"
 _numbers = itertools.count()
 
 
@@ -136,7 +135,7 @@ class MobileWorldAgentLoop:
             step_timeout=settings.step_timeout,
             reset_timeout=settings.reset_timeout,
         )
-        self._key = _KEY.format(next(_numbers))  # two loops may have different keys
+        self._key = f"UIRL_AGENT_LOOP_KEY_{next(_numbers)}"  # two loops may have different keys
         variable = "OPENAI_API_KEY" if api_key is None else self._key
         self._engine = engine(loaded) if engine else self._server(loaded, model_name, llm_base_url, variable)
         self._loop = EventLoopThread()
@@ -191,14 +190,14 @@ class MobileWorldAgentLoop:
         self.close()
 
     async def _play(self, spec: EpisodeSpec) -> Trajectory:
+        def agent(spec: EpisodeSpec) -> EngineAgent:
+            return EngineAgent(self._engine, self._sampling, spec.trajectory_id, for_training=False)
+
         try:
-            (trajectory,) = await self._collector.collect([spec], self._agent)
+            (trajectory,) = await self._collector.collect([spec], agent)
         finally:
             await self._collector.close()
         return trajectory
-
-    def _agent(self, spec: EpisodeSpec) -> EngineAgent:
-        return EngineAgent(self._engine, self._sampling, spec.trajectory_id, for_training=False)
 
     def _task(self, name: str | None) -> Task:
         tasks = {task.id: task for task in self.env.tasks() or ()}
@@ -210,16 +209,11 @@ class MobileWorldAgentLoop:
             raise ConfigError(f"{type(self.env).__name__} has no task {name!r}; {did_you_mean(name, tasks)}")
         return tasks.get(name) or Task(id=name)
 
-    def _server(
-        self, loaded: LoadedModel, model_name: str | None, base_url: str | None, key_variable: str
-    ) -> InferenceEngine:
-        return OpenAIInferenceEngine(
-            loaded,
-            HTTPClient(base_url or OPENAI, api_key_env=key_variable),
-            model=model_name,
-            tools=self.env.tool_schemas(),
-            text_parts=style_of(self.env.message_style).text_parts,
-        )
+    def _server(self, loaded: LoadedModel, model: str | None, url: str | None, key_variable: str) -> InferenceEngine:
+        client = ModelServerClient(url or OPENAI, api_key_env=key_variable)
+        text_parts = style_of(self.env.message_style).text_parts
+        tools = self.env.tool_schemas()
+        return OpenAIInferenceEngine(loaded, client, model=model, tools=tools, text_parts=text_parts)
 
 
 def _phones(urls: Any) -> MobileWorldEnvironment:

@@ -1,6 +1,6 @@
 """The policy that learns, one update, checkpoints."""
 
-from uirl.learner.batch import Batch, collate
+from uirl.learner.batch import Batch, collate, micro_batches
 from uirl.learner.checkpoint import (
     export_hf,
     export_peft,
@@ -9,7 +9,6 @@ from uirl.learner.checkpoint import (
     load_policy,
     save_checkpoint,
 )
-from uirl.learner.micro_batching import micro_batches
 from uirl.learner.policy import Policy, PolicyValueModel, TokenScores
 from uirl.learner.update import Learner
 from uirl.learner.view import ResponseView, response_view

@@ -1,4 +1,4 @@
-"""What an update makes of every token, for the record: advantages, and what the passes over the tokens said."""
+"""Per-token figures of an update for the record: advantages, log-probs and entropies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uirl.learner.view import ResponseView
 from uirl.storage import LearnedTokens
 
 OnLearned = Callable[[list[LearnedTokens], int], None]
-"""Hears what an update made of each of its trajectories, and the version of the weights with which it began."""
+"""Callback: called with the figures of each trajectory of an update, and the version of the weights at its start."""
 
 
 class TokenPasses:

@@ -23,7 +23,6 @@ from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
 from uirl.inference.models.loading import LoadedModel, head_is_plain, hidden_states, load_model, project, raw_logits
 from uirl.learner import lora
-from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch, token_states
 from uirl.learner.lean_layers import keep_less
 
@@ -35,7 +34,7 @@ LOGITS_PER_CHUNK = 2**25
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy says about the response tokens of a batch: float32 [B, T] like `input_ids`, 0 elsewhere."""
+    """Log-probs, entropies and values of the response tokens of a batch: float32 [B, T], 0 at other tokens."""
 
     log_probs: Tensor | None
     """None: not asked for."""
@@ -123,7 +122,7 @@ class Policy:
             seed=seed,
         )
         if config.use_lora and config.adapter_path is not None:
-            load_adapter(config.adapter_path, policy.model, config.lora, base=policy.loaded.name)
+            lora.load_adapter(config.adapter_path, policy.model, config.lora, base=policy.loaded.name)
         return policy
 
     @property
@@ -174,9 +173,10 @@ class Policy:
         entropy_gradient: bool = True,
         entropy_min_p: float = 0.0,
     ) -> TokenScores:
-        """Return what the policy says about the response tokens of `batch`; carries the gradient, that of the entropy
-        only with `entropy_gradient`. With `entropy_min_p` above 0 the entropy of the likely tokens comes too, and it
-        alone carries a gradient.
+        """Return log-probs, entropies and values of the response tokens of `batch`.
+
+        They carry the gradient, that of the entropy only with `entropy_gradient`. With `entropy_min_p` above 0 the
+        entropy of the likely tokens comes too, and it alone carries a gradient.
 
         `log_probs[b, t] = log softmax(logits[b, t - 1] / temperature)[input_ids[b, t]]`, banned tokens excluded; a
         temperature of 0 counts as 1, as in the engines. Logits are made at the positions that predict a response
@@ -286,7 +286,7 @@ class Policy:
     def _chunks(self, tokens: int) -> list[slice]:
         """Return which of `tokens` share a projection. The logits of the first chunk wait for the backward pass; the
         others make theirs again, one chunk at a time."""
-        kept, at_once = tokens_projected(self.loaded)
+        kept, at_once = tokens_projected(self.loaded, self.loaded.dtype.itemsize)
         first = kept if torch.is_grad_enabled() else at_once
         return [slice(0, first), *(slice(start, start + at_once) for start in range(first, tokens, at_once))]
 
@@ -295,11 +295,12 @@ class Policy:
         return self.value_head(hidden.float())[..., 0]
 
 
-def tokens_projected(loaded: LoadedModel) -> tuple[int, int]:
-    """Return (tokens whose logits wait for the backward pass, tokens of a chunk whose logits do not)."""
+def tokens_projected(loaded: LoadedModel, itemsize: int) -> tuple[int, int]:
+    """Return (tokens whose logits wait for the backward pass, tokens of a chunk whose logits do not), in a precision of
+    `itemsize` bytes."""
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     at_once = max(1, LOGITS_PER_CHUNK // vocabulary)
-    kept = max(1, LOGITS_KEPT // (vocabulary * loaded.dtype.itemsize))
+    kept = max(1, LOGITS_KEPT // (vocabulary * itemsize))
     # a head that scales or caps its logits makes several tensors of them
     return (kept if head_is_plain(loaded) else at_once), at_once
 

@@ -1,4 +1,4 @@
-"""How large a micro-batch may be: what the config says, until memory runs out."""
+"""The size of micro-batches: that of the config, halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from uirl.errors import OutOfMemory
-from uirl.runtime.out_of_memory import is_out_of_memory
+from uirl.runtime.memory import is_out_of_memory
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

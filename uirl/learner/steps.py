@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from uirl.algorithms import compute_kl
 from uirl.learner.batch import Batch, SampleBatches
-from uirl.learner.engine_gap import EngineGap
+from uirl.learner.credit import Credit
 from uirl.learner.figures import TokenPasses
 from uirl.learner.objective import Objective, require_finite
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
-from uirl.learner.settings import LearnerSettings
-from uirl.learner.trust_region import shorten_update
+from uirl.learner.settings import EngineGap, LearnerSettings
+from uirl.learner.view import ResponseView
 from uirl.metrics import Metrics
 from uirl.types import Sample
 
@@ -159,3 +163,118 @@ def training(policy: Policy, optimizer: Optimizer) -> Iterator[None]:
     finally:
         policy.train(False)
         optimizer.zero_grad()
+
+
+HALVINGS = 10
+"""How often the change of an update is halved before it is undone."""
+
+
+@torch.no_grad()
+def update_kl(
+    policy: Policy, temperature: float, batches: SampleBatches, objective: Objective, chosen: Sequence[int]
+) -> float:
+    """Return KL(policy before the update || policy now) over the response tokens of the samples `chosen`, as a mean per
+    token in nats, by the estimator k3. It costs a forward pass.
+
+    Reference: Schulman, "Approximating KL divergence" (2020).
+    """
+    total, tokens = 0.0, 0.0
+    for batch, members in batches.of(chosen):
+        now = policy.log_probs_and_values(batch, temperature).log_probs
+        before = objective.rows(batch, members).old_log_probs
+        assert now is not None
+        assert before is not None
+        total += float(compute_kl(batch.flatten(before), batch.flatten(now), "k3").sum())
+        tokens += float(batch.response_mask.sum())
+    return total / max(tokens, 1.0)
+
+
+def shorten_update(
+    policy: Policy,
+    optimizer: Optimizer,
+    start: Sequence[torch.Tensor],
+    limit: float,
+    temperature: float,
+    batches: SampleBatches,
+    objective: Objective,
+    chosen: Sequence[int],
+) -> dict[str, float]:
+    """Halve the change of the weights since `start` (`Optimizer.weights`, [...] each) until the KL of the update is at
+    most `limit`; after `HALVINGS` it is undone. Return `update_kl` (nats per token, of what is left),
+    `update_halvings` and `update_undone`.
+
+    The moments of Adam stay those of the steps as they were taken. A KL that is no number counts as one above the
+    limit.
+
+    Paper: TRPO (1502.05477), appendix C, the line search.
+    """
+
+    def measure() -> float:
+        return batches.room.within_memory(lambda: update_kl(policy, temperature, batches, objective, chosen))
+
+    halvings, undone = 0, False
+    kl = measure()
+    while not kl <= limit and not undone:
+        undone = halvings == HALVINGS
+        optimizer.go_back(start, 0.0 if undone else 0.5)
+        halvings += not undone
+        kl = measure()
+    return {"update_kl": kl, "update_halvings": float(halvings), "update_undone": float(undone)}
+
+
+@dataclass(frozen=True, slots=True)
+class MinibatchSchedule:
+    """Trajectories that carry a signal, dealt anew into minibatches in every epoch."""
+
+    sample_rows: tuple[int, ...]
+    """The trajectory of each sample."""
+    live: tuple[int, ...]
+    """Trajectories that carry a signal."""
+    per_epoch: int
+    """Minibatches, and so optimizer steps, in an epoch. Fewer live trajectories make fewer minibatches, not smaller
+    ones: Adam steps by the same length on a few."""
+    shares: int
+    """Into how many even shares the loss of the whole batch is cut; a step minimises one."""
+    scale: float
+    """What the learning rate of a step is multiplied by."""
+
+    @staticmethod
+    def of(settings: LearnerSettings, view: ResponseView, credit: Credit) -> MinibatchSchedule:
+        """Return the schedule of one update. At least one trajectory must be live."""
+        live = tuple(row for row, alive in enumerate(credit.live.tolist()) if alive)
+        shares = min(settings.training.minibatches, len(view))
+        per_epoch = max(1, round(shares * len(live) / len(view)))
+        return MinibatchSchedule(
+            sample_rows=view.sample_rows,
+            live=live,
+            per_epoch=per_epoch,
+            # a likelihood is a mean over what was kept, however many episodes there were
+            shares=per_epoch if settings.spec.loss == "rejection_sampling" else shares,
+            scale=len(live) / len(view) if settings.algorithm.scale_step_by_live else 1.0,
+        )
+
+    def minibatches(self, epochs: int, seed: str) -> Iterator[list[int]]:
+        """Yield indices of the samples of each minibatch, `per_epoch` in each epoch, in an order that `seed` makes."""
+        for epoch in range(epochs):
+            order = list(self.live)
+            random.Random(f"{seed}/{epoch}").shuffle(order)
+            for k in range(self.per_epoch):
+                rows = set(order[len(order) * k // self.per_epoch : len(order) * (k + 1) // self.per_epoch])
+                yield [i for i, row in enumerate(self.sample_rows) if row in rows]
+
+
+def share_of_peak(
+    schedule: Literal["constant", "linear", "cosine"], final_ratio: float, update: int, updates: int
+) -> float:
+    """Return the share of its peak that a learning rate or a coefficient has in `update` (from 1) of a run of
+    `updates`.
+
+    With `x = (update - 1) / updates`: linear `1 - x`, cosine `(1 + cos(pi x)) / 2`, between 1 and `final_ratio`. The
+    first update has the peak, the last one still a step above `final_ratio`, so that it learns; updates beyond the run
+    have what its last had.
+
+    Paper: SGDR (1608.03983), equation 5, for the cosine.
+    """
+    done = (min(update, updates) - 1) / updates
+    share = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}[schedule]
+    return final_ratio + (1.0 - final_ratio) * share

@@ -15,11 +15,9 @@ from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.room import MicroBatchRoom
-from uirl.learner.schedule import MinibatchSchedule, share_of_peak
-from uirl.learner.scoring import score_old, score_reference
+from uirl.learner.scoring import score_old, score_reference, stale_weights
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.stale import stale_weights
-from uirl.learner.steps import UpdateSteps, imitate
+from uirl.learner.steps import MinibatchSchedule, UpdateSteps, imitate, share_of_peak
 from uirl.learner.view import response_view
 from uirl.metrics import Metrics
 from uirl.types import Sample

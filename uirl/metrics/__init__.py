@@ -1,6 +1,5 @@
 """Named numbers: how many become one, how they are written down, and how sure a success rate is."""
 
-from uirl.metrics.file import MetricsLogger, read_metrics
 from uirl.metrics.reduction import (
     NONFINITE,
     REDUCTION_OF_PREFIX,
@@ -11,7 +10,7 @@ from uirl.metrics.reduction import (
     reduction_of,
 )
 from uirl.metrics.success_rate import by_instance, clustered_interval, mean_pass_at_k, pass_at_k, success_interval
-from uirl.metrics.trackers import PHASES, TensorBoardTracker, Tracker, WandbTracker
+from uirl.metrics.trackers import PHASES, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 
 __all__ = [
     "NONFINITE",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +17,247 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
-from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
-from uirl.pipelines.beginnings import find_beginnings
-from uirl.pipelines.collection import collect, report_to, specs_of_round
-from uirl.pipelines.corrections import candidates, view_of
-from uirl.pipelines.data_card import as_markdown, data_card
-from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
-from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
-from uirl.pipelines.selection import Limits, Selection, from_plain, select, to_plain
-from uirl.pipelines.variations import Failed, ModelProposer, Propose, Validate, validate_variations
-from uirl.rollout.episode import derive_seed
+from uirl.images import ImageStore, Screenshot
+from uirl.learner import Learner, latest_checkpoint, load_checkpoint, save_checkpoint
+from uirl.metrics import Metrics
+from uirl.pipelines.selection import (
+    STEPS,
+    Example,
+    Limits,
+    RoundFolder,
+    Selection,
+    as_markdown,
+    candidate_of,
+    data_card,
+    from_plain,
+    hash_of_weights,
+    select,
+    to_plain,
+)
+from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.players import Order
+from uirl.rollout.replay import Certifier
+from uirl.rollout.samples import samples_of
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
-from uirl.storage import RunDirectory, TrajectoryStore, export_sft, origin_of
+from uirl.storage import RunDirectory, TrajectoryStore, TrajectorySummary, export_sft, origin_of
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.evaluation.measure import trained_by
 from uirl.training.interrupt import Interrupt
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.record.instances import fingerprints_of, packed
-from uirl.training.record.progress import doing, say, tell_progress
+from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.resume import open_run, run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.summary import warn_of_excluded
 from uirl.training.tasks.curriculum import source_of
+from uirl.training.tasks.sources import TaskSource
 from uirl.training.warm_start import WarmStart
-from uirl.types import Task, Trajectory
-from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
+from uirl.types import Sample, Trajectory, Turn
+from uirl.verification.evidence import Evidence
+from uirl.verification.fork import ForkFinder
+from uirl.verification.prefixes import BEGINNING, FineGrainedTrajectoryAnalyzer
 from uirl.verification.setup import judge_of
 
+AT_ONCE = 4
+"""Groups that are looked at at the same time; each holds an instance of the environment, and in memory its solved
+episodes and a failed one."""
+
+
+async def find_beginnings(
+    store: TrajectoryStore,
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    environment: BaseEnvironment,
+    *,
+    certify: bool,
+    timeouts: tuple[float, float],
+) -> Counter[str]:
+    """Write into the verdict of every failed episode of the store how far it was right; return how many were found by
+    whom, and what became of them. Episodes that have it are left alone, so that it can be killed and goes on."""
+    groups: dict[tuple[str, str], list[TrajectorySummary]] = defaultdict(list)
+    for one in store.list(split="train"):
+        if one.failure is None and one.success is not None and one.turns > 0:
+            groups[one.task_id, one.group_id].append(one)
+    counts: Counter[str] = Counter()
+    waiting = list(groups.values())
+    pictures = ForkFinder(analyzer.matcher)
+
+    async def work() -> None:
+        certifier = Certifier(environment, pictures, *timeouts)
+        try:
+            while waiting:
+                await _of_group(store, waiting.pop(), analyzer, certifier if certify else None, counts)
+        finally:
+            await certifier.close()
+
+    limit = environment.max_parallel or AT_ONCE
+    await asyncio.gather(*(work() for _ in range(min(AT_ONCE, limit, max(1, len(waiting))))))
+    return counts
+
+
+async def _of_group(
+    store: TrajectoryStore,
+    group: Sequence[TrajectorySummary],
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    certifier: Certifier | None,
+    counts: Counter[str],
+) -> None:
+    successes = [store.get(one.id) for one in group if one.success]
+    for one in group:
+        if one.success:
+            continue
+        failed = store.get(one.id)
+        if failed.verdict is not None and BEGINNING in failed.verdict.reason:
+            counts["known before"] += 1
+            continue
+        found = await analyzer.analyze(Evidence(failed), successes)
+        counts[f"found by {found.by}"] += 1
+        certified = True
+        if certifier is not None and found.right > 0:
+            found, certified = await certifier.certify(failed, found, successes)
+            counts["certified" if certified else "not certified"] += 1
+        verdict = found.verdict_on(failed)
+        store.set_verdict(failed.id, verdict if certified else replace(verdict, correct_prefix=None))
+
+
+SPLIT = "train"
+AHEAD = 4
+"""So many times as many episodes as run at a time are in memory with their pictures."""
+
+
+def specs_of_round(source: TaskSource, groups: int, size: int, starts: Sequence[Trajectory] = ()) -> list[EpisodeSpec]:
+    """Return the next episodes of `source`: the first groups begin behind `starts`, one each, in the instance of
+    theirs; all others where the environment begins."""
+    specs = []
+    for index, group in enumerate(source.groups(groups, size)):
+        if index < len(starts):
+            start = starts[index]
+            turns = tuple(_by_hash(turn) for turn in start.turns)
+            group = [replace(spec, task=start.task, environment_seed=start.seed, start=turns) for spec in group]
+        specs += group
+    return specs
+
+
+async def collect(
+    parts: Assembly, channel: Channel, specs: Sequence[EpisodeSpec], store: TrajectoryStore, step: int
+) -> int:
+    """Play the episodes that the store does not have yet; return how many were played now."""
+    stored = {one.id: one.failure for one in store.list()}
+    retries = channel.rules.retries
+
+    def is_over(spec: EpisodeSpec) -> bool:
+        attempts = [spec.trajectory_id] + [f"{spec.trajectory_id}-r{n}" for n in range(1, retries + 1)]
+        return any(stored.get(id, "missing") is None for id in attempts) or attempts[-1] in stored
+
+    missing = [spec for spec in specs if not is_over(spec)]
+    player = channel.player(Order(SPLIT))
+
+    def keep(trajectory: Trajectory) -> None:
+        if trajectory.id not in stored:  # an attempt that failed before the kill failed again
+            store.add(trajectory, step=step, split=SPLIT, images=parts.images)
+            stored[trajectory.id] = None
+
+    player.on_finished = keep
+    at_once = max(1, AHEAD * channel.at_once)
+    with playing(f"episodes of round {step}", player, len(missing)):
+        for start in range(0, len(missing), at_once):
+            with parts.images.holding():
+                await player.collect(missing[start : start + at_once])
+            parts.images.forget_before(time.time())  # what was played is on disk
+    return len(missing)
+
+
+def report_to(source: TaskSource, store: TrajectoryStore, step: int, behind: Container[str] = ()) -> None:
+    """Tell the source how the episodes of a round went; of a long one only what counts is in memory. Those of the
+    groups `behind` are left out: begun behind a beginning, they say nothing of how hard a task is."""
+    played = []
+    for summary in store.list(split=SPLIT):
+        if summary.group_id in behind:
+            continue
+        record = store.get(summary.id)
+        played.append(replace(record, turns=[_by_hash(turn) for turn in record.turns], final=None))
+    source.report(played, step)
+
+
+def _by_hash(turn: Turn) -> Turn:
+    """Return the turn without what was seen: an actor that plays it again needs its reply, a source its reward."""
+    return replace(turn, observation=replace(turn.observation, images=(), info={}), info={})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The examples of a round, in its store."""
+
+    store: TrajectoryStore
+    examples: Sequence[Example]
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the sequences of every example: its mask ends where the example ends."""
+        for example in self.examples:
+            yield from samples_of(self.store.get(example.id).prefix(example.turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How it is learned."""
+
+    epochs: int
+    batch_size: int
+    seed: int
+
+    def batches(self, count: int) -> list[list[int]]:
+        """Return the indexes of each step: every pass in an order of its own."""
+        found = []
+        for epoch in range(self.epochs):
+            order = list(range(count))
+            random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(order)
+            found += [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
+        return found
+
+
+def fine_tune(
+    learner: Learner, images: ImageStore, sources: Sequence[Source], plan: Plan, folder: Path, clock: SaveClock
+) -> dict[str, float]:
+    """Take all steps of the plan, or those that are left after the newest checkpoint in `folder`; return the mean loss
+    of those taken now and how many steps, sequences and learned tokens there are. A checkpoint is written where
+    `clock` says so."""
+    data = [(source, sample) for source in sources for sample in source.samples()]
+    batches, done = plan.batches(len(data)), 0
+    newest = latest_checkpoint(folder)
+    if newest is not None:
+        done = int(load_checkpoint(newest, learner)["step"])
+    metrics = Metrics()
+    with doing(f"fine-tuning on {len(data)} sequences"):
+        for step, batch in enumerate(batches[done:], done + 1):
+            started = time.monotonic()
+            with images.holding():
+                for source, sample in (data[i] for i in batch):
+                    _bring(images, source.store, sample)
+                metrics.add_all(learner.supervised([data[i][1] for i in batch]))
+            images.forget_before(time.time())
+            if clock.due():
+                save_checkpoint(folder / f"step_{step:06d}", learner, {"step": step}, keep_last_n=1)
+                clock.saved(started)
+    loss = metrics.reduce().get("loss")
+    tokens = sum(sum(sample.response_mask) for _, sample in data)
+    found: dict[str, float] = {"steps": len(batches), "sequences": len(data), "learned_tokens": tokens}
+    return found if loss is None else found | {"loss": loss}
+
+
+def _bring(images: ImageStore, store: TrajectoryStore, sample: Sample) -> None:
+    for name in sample.images:
+        try:
+            images.get(name)
+        except KeyError:
+            images.put(Screenshot(store.image(name), name))
+
+
 SUMMARY = "summary.json"
-KINDS = ("solved", "beginnings", "corrections")
+KINDS = ("solved", "beginnings")
 """What of a round is learned from, in its facts."""
 
 
@@ -58,26 +268,17 @@ class Evolution:
     the first that is not, and plays only the episodes that are missing. Rounds are functions of config and seed.
     """
 
-    def __init__(
-        self,
-        config: ConfigStore,
-        environment: BaseEnvironment | None = None,
-        *,
-        propose: Propose | None = None,
-        validate: Validate | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigStore, environment: BaseEnvironment | None = None) -> None:
         """Set up; nothing is written yet.
 
         Args:
             config: Section `evolve`, and what says who plays what and how it is judged.
             environment: None: the one the config names.
-            propose: Makes `evolve.variations` new tasks a round from failed ones; None: the judge's model does.
-            validate: Says why a proposed task is not taken, after the checks that all have to pass.
         """
         self.config = config.model_copy(deep=True)
         if environment is not None:
             self.config.environment.note_object(environment)
-        settings, training = self.config.evolve, self.config.training
+        training = self.config.training
         # fine-tuning has no critic, and one optimiser for warm start and rounds alike
         training.adv_estimator = "rejection_sampling"
         self._settled = settle(self.config.check(), phases=("warm_start", "evolve"))
@@ -87,13 +288,11 @@ class Evolution:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
-        judged = settings.prefixes == "judge"
-        if judged or settings.variations:
+        judged = self.config.evolve.prefixes == "judge"
+        if judged:
             self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
-        self._judge = judge_of(self.config) if judged or settings.variations else None
-        self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
-        self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
-        self._validate = validate
+        self._judge = judge_of(self.config) if judged else None
+        self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge)
         self._loop = EventLoopThread("uirl-evolve")
         self._directory: RunDirectory | None = None
         self._closed = False
@@ -189,7 +388,7 @@ class Evolution:
         self._load(folder.number - 1)
         groups = settings.episodes // settings.group_size
         starts = self._starts(folder.number - 1, round(groups * settings.restarts))
-        source = source_of(self.config, self._tasks(folder.number))
+        source = source_of(self.config, self._parts.tasks.train)
         before = self._folder(folder.number - 1).facts().get("collect")
         if before is not None:
             source.load_state_dict(before["tasks"])
@@ -225,20 +424,15 @@ class Evolution:
         """Choose what is learned from, export it, and write its card."""
         settings = self.config.evolve
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            found = candidates(store, self._analyzer.matcher, corrections=settings.corrections)
+            found = (candidate_of(store.get(one.id)) for one in store.list(split="train"))
             limits = Limits(settings.per_instance, settings.task_share, settings.prefix_share)
             chosen = select(found, limits, derive_seed(self.config.training.seed, "select", folder.number))
             folder.write(folder.selection, [to_plain(one) for one in chosen.kept])
             self._export(folder, store, chosen)
             self._write_card(folder, store, chosen)
-            await self._vary(folder, store)
         kept = [one.kind for one in chosen.kept]
-        return {
-            "solved": kept.count("solved"),
-            "beginnings": kept.count("beginning"),
-            "corrections": kept.count("correction"),
-            "left_out": dict(chosen.left_out),
-        }
+        counts = {"solved": kept.count("solved"), "beginnings": kept.count("beginning")}
+        return {**counts, "left_out": dict(chosen.left_out)}
 
     async def _fine_tune(self, folder: RoundFolder) -> dict[str, Any]:
         """Learn from the data of this round and of those before it."""
@@ -302,11 +496,11 @@ class Evolution:
             lambda summary: summary.id in kept,
             system_prompt=told or None,
             tools=environment.tool_schemas(),
-            view=lambda trajectory: view_of(store, kept[trajectory.id], trajectory),
+            view=lambda trajectory: trajectory.prefix(kept[trajectory.id].turns),
             order=lambda summary: summary.id,  # which one ended first differs after a kill
         )
         if self.config.evolve.parquet:
-            from uirl.storage.parquet import to_parquet
+            from uirl.storage.export import to_parquet
 
             to_parquet(folder.examples, folder.parquet)
 
@@ -319,40 +513,14 @@ class Evolution:
         folder.write(folder.card, card)
         write_atomically(folder.path / "README.md", as_markdown(card))
 
-    async def _vary(self, folder: RoundFolder, store: TrajectoryStore) -> None:
-        """Have new tasks proposed from the failed ones, for the rounds after this one."""
-        wanted = self.config.evolve.variations
-        if not wanted or self._propose is None or folder.tasks.is_file():
-            return
-        failed: dict[str, Failed] = {}
-        for one in store.list(split="train", success=False):
-            record = store.get(one.id)
-            failed[one.task_id] = Failed(record.task, "" if record.verdict is None else record.verdict.reason)
-        proposed = await self._propose(list(failed.values()), wanted) if failed else []
-        known = [*self._tasks(folder.number), *self._parts.tasks.evaluation]
-        found = await validate_variations(
-            proposed, known, self._parts.environment, self._validate, prefix=f"round-{folder.number}/"
-        )
-        folder.write(folder.tasks, found.to_plain())
-        say(f"{len(found.accepted)} of {len(proposed)} proposed tasks are taken, see {folder.tasks}")
-
-    def _tasks(self, number: int) -> list[Task]:
-        """Return the tasks of a round: those of the config, and those proposed in the rounds before it."""
-        tasks = list(self._parts.tasks.train)
-        for earlier in range(1, number):
-            folder = self._folder(earlier)
-            said = folder.read(folder.tasks)
-            tasks += [Task(**{**task, "tags": tuple(task["tags"])}) for task in (said or {"accepted": []})["accepted"]]
-        return tasks
-
     def _starts(self, number: int, count: int) -> list[Trajectory]:
-        """Return at most `count` certified beginnings that a round has kept; of a correction, what comes before it."""
+        """Return at most `count` certified beginnings that a round has kept."""
         if number < 1 or count == 0:
             return []
         folder = self._folder(number)
         kept = [one for one in map(from_plain, folder.read(folder.selection)) if one.kind != "solved"]
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            return [store.get(one.id).prefix(one.turns - (one.kind == "correction")) for one in kept[:count]]
+            return [store.get(one.id).prefix(one.turns) for one in kept[:count]]
 
     @contextmanager
     def _sources(self, rounds: range) -> Iterator[list[Source]]:
@@ -427,6 +595,4 @@ def _line(folder: RoundFolder, rounds: int) -> str:
     told += f"  solved {solved} of {episodes}"
     if behind["episodes"]:
         told += f" from the start, {behind['solved']} of {behind['episodes']} behind a beginning"
-    return f"{told}, kept {kept['solved']} and {kept['beginnings']} beginnings" + (
-        f", {kept['corrections']} corrections" * (kept.get("corrections", 0) > 0)
-    )
+    return f"{told}, kept {kept['solved']} and {kept['beginnings']} beginnings"

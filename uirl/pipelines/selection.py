@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from uirl import __version__
+from uirl.config import ConfigStore
+from uirl.errors import StorageError
 from uirl.rollout.episode import derive_seed
+from uirl.runtime.files import storage_errors, write_atomically
+from uirl.runtime.folders import MANIFEST
+from uirl.storage import TrajectoryStore
 from uirl.types import Trajectory
 
 
@@ -22,17 +30,12 @@ class Example:
     """Of the episode."""
     turns: int
     """How many of its turns, from the first on."""
-    kind: Literal["solved", "beginning", "correction"]
-    """'correction': the last of the turns is that of another episode, which solved the task."""
+    kind: Literal["solved", "beginning"]
     task: str
     instance: str
     """What episodes of one instance share."""
     beginnings: tuple[str, ...] = ()
     """After each turn the digest of all that was shown and said until then."""
-    other: str = ""
-    """Of a correction: id of the solved episode."""
-    other_turn: int = 0
-    """Of a correction: index of the turn of the solved episode that comes last."""
 
     @property
     def digest(self) -> str:
@@ -77,18 +80,6 @@ def candidate_of(trajectory: Trajectory) -> Example | str:
         trajectory.task.id,
         f"{trajectory.task.id}/{trajectory.seed if trajectory.seed is not None else trajectory.group_id}",
         tuple(digests(trajectory.prefix(turns))),
-    )
-
-
-def correction_of(beginning: Example, corrected: Trajectory, other: str, other_turn: int) -> Example:
-    """Return a beginning with a turn of the solved episode `other` behind it; `corrected` has both."""
-    return replace(
-        beginning,
-        turns=len(corrected),
-        kind="correction",
-        beginnings=tuple(digests(corrected)),
-        other=other,
-        other_turn=other_turn,
     )
 
 
@@ -159,10 +150,157 @@ def _with_few_beginnings(examples: Sequence[Example], share: float, chosen: Sele
 
 def to_plain(example: Example) -> dict[str, Any]:
     """Return the line of an example in `selection.json`."""
-    line = {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
-    return line | ({"other": example.other, "other_turn": example.other_turn} if example.other else {})
+    return {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
 
 
 def from_plain(line: Mapping[str, Any]) -> Example:
     """Return the example of a line of `selection.json`, without what only a selection needs."""
     return Example(instance="", **line)
+
+
+def data_card(
+    config: ConfigStore,
+    number: int,
+    store: TrajectoryStore,
+    selection: Selection,
+    found: Mapping[str, int],
+    behind: Mapping[str, int],
+    *,
+    policy: str,
+    hashes: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the card of a round. `found`: what the search for beginnings counted; `behind`: episodes that started
+    behind a beginning, and how many of them are solved; `policy`: hash of the policy that played; `hashes`: of the
+    files."""
+    played = store.list(split="train")
+    kept = Counter(one.kind for one in selection.kept)
+    by_task: dict[str, Counter[str]] = {}
+    for one in played:
+        by_task.setdefault(one.task_id, Counter())["episodes"] += 1
+    for example in selection.kept:
+        by_task[example.task][example.kind] += 1
+    return {
+        "round": number,
+        "environment": {"name": config.environment.name, "options": config.environment.options},
+        "policy": {"model": config.model.source, "sha256": policy},
+        "verifier": _verifier(config),
+        "uirl": __version__,
+        "seed": config.training.seed,
+        "episodes": len(played),
+        "solved": sum(one.success is True and one.failure is None for one in played),
+        "started_behind": dict(behind),
+        "kept": dict(sorted(kept.items())),
+        "kept_turns": sum(example.turns for example in selection.kept),
+        "left_out": dict(sorted(selection.left_out.items())),
+        "beginnings": dict(sorted(found.items())),
+        "tasks": {name: dict(sorted(counts.items())) for name, counts in sorted(by_task.items())},
+        "sha256": dict(sorted(hashes.items())),
+    }
+
+
+def _verifier(config: ConfigStore) -> dict[str, Any]:
+    settings, evolve = config.verification, config.evolve
+    return {
+        "episodes": "the environment's word" if not settings.enabled else (settings.rules or "the environment's word"),
+        "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
+        "beginnings": evolve.prefixes,
+        "certified": evolve.certify and evolve.prefixes != "off",
+    }
+
+
+def as_markdown(card: Mapping[str, Any]) -> str:
+    """Return the card for people, with the head that dataset pages read."""
+    rows, behind = [("episodes played", card["episodes"]), ("solved", card["solved"])], card["started_behind"]
+    if behind["episodes"]:
+        rows += [(f"of these, started behind a beginning: {name}", behind[name]) for name in ("episodes", "solved")]
+    rows += [(f"kept: {kind}", count) for kind, count in card["kept"].items()]
+    rows += [(f"left out: {reason}", count) for reason, count in card["left_out"].items()]
+    rows += [(f"beginnings: {what}", count) for what, count in card["beginnings"].items()]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    verifier = "; ".join(f"{name}: {value}" for name, value in card["verifier"].items())
+    hashes = "\n".join(f"- `{name}`: `{value}`" for name, value in card["sha256"].items())
+    return f"""---
+tags: [uirl, reinforcement-learning, user-interfaces]
+---
+
+# Round {card["round"]} in {card["environment"]["name"]}
+
+Episodes of `{card["policy"]["model"]}` (`{card["policy"]["sha256"][:16]}`), seed {card["seed"]}, uirl {card["uirl"]}.
+Verifier: {verifier}.
+
+| | |
+|---|---|
+{table}
+
+{hashes}
+"""
+
+
+STEPS = ("collect", "verify", "select", "fine_tune", "evaluate")
+"""What a round does, in this order."""
+
+
+class RoundFolder:
+    """`round_01/` and so on. A step that is finished stands in `round.json`, with what it found; after a kill the round
+    goes on with the first step that does not."""
+
+    def __init__(self, run: Path, number: int) -> None:
+        self.number, self.path = number, run / f"round_{number:02d}"
+        self.episodes = self.path / "episodes.sqlite"
+        self.selection = self.path / "selection.json"
+        self.examples = self.path / "sft.jsonl"
+        self.parquet = self.path / "sft.parquet"
+        self.card = self.path / "data_card.json"
+        self.checkpoints = self.path / "checkpoints"
+        """Of the fine-tuning under way."""
+        with storage_errors(f"cannot create {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return what each finished step found. Raises StorageError where the file is damaged."""
+        found = self.read(self.path / "round.json")
+        return {} if found is None else dict(found)
+
+    def has(self, step: str) -> bool:
+        """Return whether a step is finished."""
+        return step in self.facts()
+
+    def finish(self, step: str, started: float, **facts: Any) -> None:
+        """Note that a step, which began at `started` (`time.monotonic`), is finished, and what it found."""
+        facts["seconds"] = round(time.monotonic() - started, 3)
+        self.write(self.path / "round.json", {**self.facts(), step: facts})
+
+    def read(self, path: Path) -> Any:
+        """Return the JSON in a file; None: there is none. Raises StorageError where it is damaged."""
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{path} cannot be read: {error}; remove the folder {self.path} to play it again"
+            ) from None
+
+    def write(self, path: Path, data: Any) -> None:
+        """Replace a file by this, whole or not at all."""
+        write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+    def hashes(self) -> dict[str, str]:
+        """Return name -> SHA-256 of the files with data."""
+        files = [path for path in (self.selection, self.examples, self.parquet) if path.is_file()]
+        return {path.name: hash_of(path) for path in files}
+
+
+def hash_of_weights(checkpoint: Path) -> str:
+    """Return the SHA-256 of the names and hashes of a checkpoint's weights, as its manifest has them: equal weights
+    have an equal one, wherever they were saved."""
+    with storage_errors(f"cannot read {checkpoint / MANIFEST}"):
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    weights = sorted((name, entry["sha256"]) for name, entry in files.items() if name.endswith(".safetensors"))
+    return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
+
+
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with storage_errors(f"cannot read {path}"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Episodes at the same time, and again where they failed."""
+"""Episodes in parallel, with retries of those that failed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Attempts:
     retries: int
     """How often an episode that failed is played again."""
     on_finished: Callable[[Trajectory], None] | None = None
-    """Hears of every attempt the moment it ends."""
+    """Callback: called with every attempt as it ends."""
 
     async def of(self, spec: EpisodeSpec, failed: list[Trajectory]) -> Trajectory:
         """Return the last attempt at an episode; those before it, which failed, are added to `failed`."""

@@ -34,7 +34,7 @@ class EpisodePlayer(Protocol):
     """Plays episodes that no update learns from: what `Channel.player` returns."""
 
     on_finished: Callable[[Trajectory], None] | None
-    """Hears of every episode the moment it ends."""
+    """Callback: called with every episode as it ends."""
 
     async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
@@ -42,8 +42,8 @@ class EpisodePlayer(Protocol):
 
 
 def chat_for(loaded: LoadedModel, environment: BaseEnvironment) -> ChatRenderer:
-    """Return the chat template of a model as the policy of this environment sees it, with the tools that it may call.
-    Raises ContractError for a template that does not show all that is said."""
+    """Return the chat template of a model with the tools that the policy of this environment may call. Raises
+    ContractError for a template that leaves out part of the messages."""
     return ChatRenderer(loaded, environment.tool_schemas(), calls=create_parser(environment.action_format))
 
 
@@ -64,7 +64,7 @@ class Collector:
     step_timeout: float = 60.0
     reset_timeout: float = 120.0
     on_finished: Callable[[Trajectory], None] | None = None
-    """Hears of every episode the moment it ends, failed attempts included: the place to write it down."""
+    """Callback: called with every episode as it ends, failed attempts included."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _slots: asyncio.Semaphore | None = None
     _unclosed: Counter[str] = field(default_factory=Counter)

@@ -91,7 +91,7 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Everything said so far, as the window has left it."""
+        """All messages so far, as the window has left them."""
         return (*self._shown_messages(), *self._pending)
 
     def add(self, message: Message) -> None:

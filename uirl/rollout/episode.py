@@ -61,8 +61,8 @@ class EpisodeOptions:
     opening: str = ""
     """Comes before the text of the first observation."""
     fed_as_learner: bool = True
-    """What reads pictures for the policy makes of them what the learner's processor does, so that the record can say
-    it; false: somebody else's server does."""
+    """Pictures are processed for the policy as the learner's processor does it, so that the record can hold how; false:
+    a server of another program processes them."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a `reward_fn` that cannot be called."""
@@ -82,7 +82,7 @@ class Response:
 
 
 class Agent(ABC):
-    """Whoever takes the decisions in an episode."""
+    """What takes the decisions in an episode: the policy, a demonstrator, a constant reply."""
 
     @property
     def sampling(self) -> SamplingParams | None:
@@ -94,7 +94,7 @@ class Agent(ABC):
         """Return the reply to `context`, at most `max_tokens` tokens."""
 
     def finished(self) -> None:
-        """Hear that the episode is over."""
+        """Free what is kept for the episode, which is over."""
 
 
 class EngineAgent(Agent):
@@ -234,8 +234,8 @@ async def play_turn(episode: Episode, conversation: Conversation, agent: Agent, 
 class Episode:
     """The environment's side of one episode: what a reply does, what came of it, and the record of both.
 
-    `begin`, then `act` until `record.stop_reason` is set, then `end`. Whoever drives it decides where replies come
-    from: `run_episode` samples them, `MultiTurnManager` is handed them.
+    `begin`, then `act` until `record.stop_reason` is set, then `end`. The caller decides where replies come
+    from: `run_episode` samples them, `MultiTurnManager` is given them.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Episode:
 
     async def require_score(self) -> None:
         """Ask for the score of an episode that a limit of the run ended; it is added to the last reward. Raises
-        EpisodeTimeout where the environment has none to tell."""
+        EpisodeTimeout where the environment has none."""
         turns = self.record.turns
         if turns and turns[-1].done:
             return
@@ -376,7 +376,7 @@ class Episode:
 
 
 def _sampling_of(agent: Agent, spec: EpisodeSpec) -> dict[str, Any] | None:
-    """Return what the record says of how the policy is sampled; None: nobody samples from it."""
+    """Return the sampling parameters for the record; None: no policy is sampled."""
     sampling = agent.sampling
     if sampling is None:
         return None

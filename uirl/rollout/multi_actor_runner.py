@@ -10,8 +10,9 @@ import random
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from uirl.environments.base import BaseEnvironment
@@ -21,7 +22,6 @@ from uirl.images import ImageStore
 from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.models.loading import load_model
 from uirl.inference.text_front import TextEngine
-from uirl.rollout.actor_counts import ActorCounts
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.task_runner import TaskRunner, TaskRunnerOptions, TrajectoryQueue
 from uirl.runtime.time_limits import Worker
@@ -56,6 +56,70 @@ class MultiActorOptions(TaskRunnerOptions):
     images: ImageStore | None = None
     """Where screenshots are kept; a `Trainer` needs the same store, and another process a `SharedImageStore`. None: a
     store of the runner's own, its `images`."""
+
+
+NO_SERVER = "no server"
+"""Where episodes are counted that found none."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Episodes that ended at one place."""
+
+    episodes: int = 0
+    steps: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Kind -> episodes that failed; they are among `episodes`."""
+    restarts: int = 0
+    state: str = "idle"
+
+    def report(self, seconds: float) -> dict[str, Any]:
+        rate = self.steps / seconds if seconds > 0 else 0.0
+        told = {"episodes": self.episodes, "failures": dict(self.failures), "steps": self.steps}
+        return told | {"steps_per_second": rate}
+
+
+class _Counts:
+    """What the actors did since they were started, counted on the thread they play on and read from any other.
+
+    Every episode that began is played, given up, or under way; every one that was played is delivered, lost at a stop,
+    or waits.
+    """
+
+    def __init__(self, actors: int, urls: Sequence[str]) -> None:
+        self.actors = [_Tally() for _ in range(actors)]
+        self.urls = {url: _Tally() for url in urls}
+        self.totals: Counter[str] = Counter()
+        self.begun = time.monotonic()
+        self.ended: float | None = None
+
+    def note(self, actor: int, what: str, state: str) -> None:
+        self.totals[what] += 1
+        self.actors[actor].state = state
+
+    def played(self, actor: int, url: str, trajectory: Trajectory) -> None:
+        """Count an episode that ended on the server `url`; empty: none took it."""
+        self.actors[actor].state = "handing over"
+        for tally in (self.actors[actor], self.urls.setdefault(url or NO_SERVER, _Tally())):
+            tally.episodes += 1
+            tally.steps += len(trajectory)
+            if trajectory.failure is not None:
+                tally.failures[trajectory.failure.kind] += 1
+
+    def report(self, servers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return all numbers as plain data; `servers`: url -> what else is known of it."""
+        seconds = (time.monotonic() if self.ended is None else self.ended) - self.begun
+        whole = _Tally(sum(one.episodes for one in self.actors), sum(one.steps for one in self.actors))
+        for one in self.actors:
+            whole.failures.update(one.failures)
+        return {
+            **whole.report(seconds),
+            "seconds": seconds,
+            **{name: self.totals[name] for name in ("began", "gave_up", "delivered", "not_delivered")},
+            "waiting_for_room": sum(one.state == "handing over" for one in self.actors),
+            "actors": [one.report(seconds) | {"restarts": one.restarts, "state": one.state} for one in self.actors],
+            "urls": {url: {**one.report(seconds), **servers.get(url, {})} for url, one in list(self.urls.items())},
+        }
 
 
 class MultiActorRunner:
@@ -125,7 +189,8 @@ class MultiActorRunner:
             raise ConfigError(f"group_size: got {self.options.group_size}, expected whole number >= 1")
         self._numbers, self._groups = itertools.count(), uuid.uuid4().hex[:12]
         self._group_seed = random.getrandbits(62) if self.options.seed is None else self.options.seed
-        self._counts = ActorCounts(num_actors, [server.url for server in self.environment.pool.servers])
+        self._counts = _Counts(num_actors, [server.url for server in self.environment.pool.servers])
+        self._counts.ended = self._counts.begun
         self._actors: list[asyncio.Task[None]] = []
         self._lock = threading.Lock()
         self._putter = Worker("trajectory-queue")
@@ -138,7 +203,7 @@ class MultiActorRunner:
             if self._actors:
                 raise ContractError("the actors are playing already; stop() them first")
             self.error = None
-            self._counts.begin()
+            self._counts = _Counts(self.num_actors, [server.url for server in self.environment.pool.servers])
             self._actors = self.engine.run(self._begin())
         return self
 
@@ -153,7 +218,7 @@ class MultiActorRunner:
         with self._lock:
             actors, self._actors = self._actors, []
             late = self.engine.run(self._end(actors, timeout)) if actors else ""
-            self._counts.end()
+            self._counts.ended = self._counts.ended or time.monotonic()
         if late:
             _LOG.warning("not everything ended within %g s, and is left behind: %s", timeout, late)
         if self.error is not None:
@@ -225,7 +290,7 @@ class MultiActorRunner:
                 return
             except Exception as error:
                 broken = f"{type(error).__name__}: {error}"
-                self._counts.restarted(number)
+                self._counts.actors[number].restarts += 1
                 _LOG.exception("actor %d broke and begins anew", number)
             in_a_row = in_a_row + 1 if broken else 0
             if in_a_row:
@@ -242,20 +307,21 @@ class MultiActorRunner:
             instances.append(self.environment.spawn())
             return instances[0]
 
-        self._counts.began(number)
+        counts = self._counts
+        counts.note(number, "began", "playing")
         try:
             trajectory = await self._player.play(self._next_spec(), spawn)
         except BaseException:
-            self._counts.gave_up(number)
+            counts.note(number, "gave_up", "idle")
             raise
         server = next((one.last_url for one in instances if isinstance(one, RemoteEnvironment)), "")
-        self._counts.played(number, server, trajectory)
+        counts.played(number, server, trajectory)
         try:
             await self._hand_over(number, trajectory)
         except BaseException:
-            self._counts.not_delivered(number)
+            counts.note(number, "not_delivered", "idle")
             raise
-        self._counts.delivered(number)
+        counts.note(number, "delivered", "idle")
         return "" if trajectory.failure is None else f"{server or 'no server'}: {trajectory.failure.message}"
 
     def _next_spec(self) -> EpisodeSpec:
@@ -305,7 +371,7 @@ def _size(trajectories: Any) -> int | None:
 
 
 def _own_engine(model: Any) -> TextEngine:
-    """Return an engine whose weights no training changes under its hands: a `VLMWrapper` is copied."""
+    """Return an engine with weights that training does not change: a `VLMWrapper` is copied."""
     policy = getattr(model, "policy", None)
     if isinstance(model, TextEngine) or policy is None:
         return model  # TaskRunner says what is wrong with anything else

@@ -1,4 +1,4 @@
-"""Multi-turn fronts for people who hold a model and an environment in their hands: no trainer, no event loop.
+"""Multi-turn interfaces to a model and an environment, without a trainer and without an event loop.
 
 Both drive the same `Episode` and `run_episode` that training uses; what they leave is a `Trajectory` like any other.
 """
@@ -141,7 +141,7 @@ class MultiTurnManager:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """Everything said so far as chat messages; pictures by their content type alone."""
+        """All turns so far as chat messages; pictures by their content type alone."""
         return [message.as_hf() for message in self._messages]
 
     def summary(self) -> EpisodeSummary:
@@ -196,7 +196,7 @@ class MultiTurnManager:
 
 
 class MultiTurnInferenceEngine:
-    """A model in a conversation: with a person, or with an environment, with or without tools.
+    """A model in a conversation, with a user or with an environment, with or without tools.
 
     `engine`: what `create_inference_engine` returned. `tool_manager` holds the tools and the parser; they are used
     where `enable_tools`.
@@ -221,10 +221,10 @@ class MultiTurnInferenceEngine:
         self._chat: ChatRenderer | None = None
         self._episode: Episode | None = None
 
-    # -- with a person -----------------------------------------------------------------------------------------
+    # -- with a user -------------------------------------------------------------------------------------------
 
     def start_conversation(self, prompt: str, images: Sequence[Any] = (), *, seed: int | None = None) -> None:
-        """Forget what was said and open a conversation with the user message `prompt`; `seed` makes the draws."""
+        """Clear the history and open a conversation with the user message `prompt`; `seed` makes the draws."""
         self.engine.engine.release(self._id)
         self._id = uuid.uuid4().hex
         opening = Observation(prompt, tuple(screenshot(picture) for picture in images))
@@ -277,12 +277,12 @@ class MultiTurnInferenceEngine:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """Everything said so far as chat messages."""
+        """All turns so far as chat messages."""
         return [message.as_hf() for message in (self._conversation.messages if self._conversation else ())]
 
     @property
     def trajectory(self) -> Trajectory:
-        """The record of the conversation with a person. Raises ContractError before it began."""
+        """The record of the conversation with a user. Raises ContractError before it began."""
         if self._episode is None:
             raise ContractError("no conversation has begun; call start_conversation(prompt)")
         return self._episode.record
@@ -379,7 +379,7 @@ class MultiTurnInferenceEngine:
 
 
 class _Person(BaseEnvironment):
-    """Somebody at the other end, who has asked and who listens to anything."""
+    """An environment that stands for the user: it asks once and takes any reply."""
 
     runs_inline = True
 

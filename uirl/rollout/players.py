@@ -1,4 +1,4 @@
-"""Who plays an episode: the policy, the environment's demonstrator, or one of its controls."""
+"""Which agent plays an episode: the policy, the environment's demonstrator, or one of its controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uirl.types import Action, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an episode is played for, and by whom: by the policy unless another player is named."""
+    """Which split an episode belongs to and which agent plays it; by default the policy."""
 
     split: str = "train"
     """'train', or 'eval': the environment of evaluations."""
@@ -73,8 +73,8 @@ class Players:
         return EngineAgent(self._engine, sampling, spec.trajectory_id, for_training=order.split == "train")
 
     async def _cast(self, split: str, name: str) -> tuple[Collector, Agent | None]:
-        """Return who collects the episodes of a control, and who plays them: None is the policy. Instances of the
-        control before it are closed."""
+        """Return the collector of a control's episodes and the agent that plays them (None: the policy). Instances of
+        the control before it are closed."""
         if self._control is None or self._control[0] != (split, name):
             collector = self._collectors[split]
             control = _control_of(collector.environment, name)

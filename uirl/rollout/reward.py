@@ -1,4 +1,4 @@
-"""The person's reward function, applied to an episode; and what it cannot read."""
+"""The user's reward function, applied to an episode, and what happens where it raises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uirl.errors import ConfigError, JudgeFailure, UirlError, is_round
 from uirl.images import ImageStore
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import in_words, shown
-from uirl.tools.execution import run_at_once
+from uirl.tools.registry import run_at_once
 from uirl.types import Trajectory, Verdict
 
 _LOG = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ def read_reward_function(reward_fn: Any) -> Callable[[Trajectory, BaseEnvironmen
 
 
 def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> None:
-    """Make the episode's total reward what `reward_fn` says; see `judge_episode`, for callers that cannot wait."""
+    """Set the episode's total reward to what `reward_fn` returns; see `judge_episode`, for callers that cannot wait."""
     run_at_once(_apply(record, reward_fn, environment, _wait_on_a_thread), "this coroutine never waits")
 
 
 async def judge_episode(
     record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment, images: ImageStore
 ) -> None:
-    """Make the episode's total reward what `reward_fn` says of it; of a verifier the verdict is recorded too.
+    """Set the episode's total reward to what `reward_fn` returns; of a verifier the verdict is recorded too.
 
     The rewards of the turns keep their shape: what the function adds or takes stands on the last turn. Where it raises,
     or returns no finite number, and still judges the last one that it has judged, this episode is what it cannot read,
@@ -168,7 +168,7 @@ def _itself(reward_fn: RewardFunction) -> Any:
 
 
 def warn(what: str, error: Exception) -> None:
-    """Tell the person of an outcome that may be a mistake of the set-up: the first time, the 10th, the 100th."""
+    """Log a warning of an outcome that may be a mistake of the set-up: the first time, the 10th, the 100th."""
     _WARNED[what] += 1
     if is_round(_WARNED[what]):
         _LOG.warning("%s (time %d in this process): %s", what, _WARNED[what], in_words(error, 300))

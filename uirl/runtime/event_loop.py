@@ -8,18 +8,80 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from uirl.errors import ContractError
-from uirl.runtime.openmp import give_back_team
 
 T = TypeVar("T")
+
+_SOFT = 1
+"""omp_pause_soft (OpenMP 5.0, 3.2.44): threads go, what was set stays."""
+
+
+def give_back_team() -> None:
+    """End torch's helper threads of the calling thread, which must be outside of an operation. Its next operation makes
+    them again. Nothing happens where torch is not loaded whole, or has another OpenMP than GNU's on Linux.
+
+    OpenMP gives every thread that computes a team, which waits awake between two operations. Where all teams of a
+    process have more threads than the machine has cores, GNU's puts every team to sleep, and each operation wakes its
+    helpers anew (70 us). So a thread that begins to wait for another one gives its team back.
+
+    Threads that wait otherwise (`asyncio.to_thread`, `WorkerThread`) keep theirs.
+    """
+    if hasattr(sys.modules.get("torch"), "set_num_threads") and (pause := _pause_of(os.getpid())) is not None:
+        pause(_SOFT)
+
+
+@cache
+def _pause_of(process: int) -> Callable[[int], int] | None:
+    """Return `omp_pause_resource_all` of the OpenMP that is loaded; None: there is none, or an older one."""
+    try:
+        maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    for path in {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}:
+        try:
+            return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW).omp_pause_resource_all
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+# a forked child has none of these threads, and would wait for ever to end them
+os.register_at_fork(before=give_back_team)
+
+
+class WorkerThread:
+    """Runs one call after another on a thread of its own, which begins with the first."""
+
+    def __init__(self, name: str, on_start: Callable[[], None] | None = None) -> None:
+        """`on_start`: called on the thread before anything else; settings of a thread are its own."""
+        self._pool = ThreadPoolExecutor(1, name, on_start or (lambda: None))
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns. A call under way cannot be cut off: cancelled, this waits for its end."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def close(self) -> None:
+        """End the thread once its calls have ended; do not wait."""
+        self._pool.shutdown(wait=False)
+
 
 _JOIN = 10.0
 """Seconds that `close` waits for what is cancelled then."""

@@ -3,7 +3,7 @@
 from uirl.serving.agents import AgentCollector, AgentProgram, run_agent
 from uirl.serving.endpoint import ModelEndpoint
 from uirl.serving.options import EndpointOptions
-from uirl.serving.problems import APIProblem
+from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.session import AgentSession
 
 __all__ = [

@@ -9,17 +9,20 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from uirl.errors import ConfigError
+from uirl.http.server import address_of, is_loopback
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.loading import LoadedModel
 from uirl.parsers import ActionParser, create_parser
 from uirl.rollout.episode import EpisodeLimits
 from uirl.serving.options import EndpointOptions
-from uirl.serving.renderers import Renderers
+from uirl.serving.rendering import Renderers
 from uirl.serving.service import ModelService
-from uirl.serving.session import NO_LIMITS, AgentSession
-from uirl.serving.sessions import OpenSessions
+from uirl.serving.session import NO_LIMITS, AgentSession, OpenSessions
 from uirl.types import Task, Trajectory
+
+_LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The address by which a client on this machine reaches a server that is bound to all of them."""
 
 
 class ModelEndpoint:
@@ -105,7 +108,7 @@ class ModelEndpoint:
         """Begins to listen. Raises ConfigError for an address that cannot be had, or must not be without a key."""
         server = _server()
         options = self.options
-        if options.api_key is None and not server.is_loopback(options.host):
+        if options.api_key is None and not is_loopback(options.host):
             raise ConfigError(
                 f"{options.host} can be reached by others, and no API key is set: anybody could use the model. Give an "
                 "api_key (uirl serve-model: --api-key-env NAME), or bind to 127.0.0.1"
@@ -113,7 +116,7 @@ class ModelEndpoint:
         stack = AsyncExitStack()
         app = server.build_app(self.service, self.sessions, options)
         port = await stack.enter_async_context(server.serving(app, options.host, options.port))
-        self._stack, self.sessions.address = stack, f"http://{_reachable(options.host)}:{port}"
+        self._stack, self.sessions.address = stack, address_of(_LOCAL.get(options.host, options.host), port)
         sweeper = asyncio.create_task(self._sweep())
         stack.callback(sweeper.cancel)
 
@@ -170,7 +173,7 @@ class ModelEndpoint:
     @property
     def open_sessions(self) -> list[AgentSession]:
         """The sessions that nobody has finished."""
-        return self.sessions.all()
+        return list(self.sessions.active)
 
     def grader_key(self, token: str) -> str:
         """Return the secret that finishes the session with that token in its address, and opens nothing else."""
@@ -192,7 +195,7 @@ def _server() -> ModuleType:
     try:
         from uirl.serving import server
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] != "fastapi":
             raise
         raise ConfigError(f"the endpoint needs {error.name}: pip install 'uirl[server]'") from error
     return server
@@ -202,9 +205,3 @@ def _server() -> ModuleType:
 def _positions(loaded: LoadedModel) -> int:
     config = getattr(loaded.config, "text_config", loaded.config)
     return int(getattr(config, "max_position_embeddings", 4096))
-
-
-def _reachable(host: str) -> str:
-    """Return the host that a client on this machine uses for a bound one."""
-    local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"[{local}]" if ":" in local and not local.startswith("[") else local

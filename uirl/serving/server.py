@@ -1,38 +1,33 @@
-"""The endpoint over HTTP: addresses, keys, bodies, errors. The only file that knows FastAPI and uvicorn."""
+"""The endpoint over HTTP: addresses, keys, bodies, errors. The only file that knows FastAPI."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from uvicorn import Config, Server
+from starlette.requests import ClientDisconnect, HTTPConnection
+from uvicorn import Server
 
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
-from uirl.runtime.connections import PROVE, connection_class, connection_limit
+from uirl.http.guard import Guard, Refusal, Rules, is_secret, token_of
+from uirl.http.server import listening, server_config
 from uirl.runtime.limits import shown
-from uirl.serving.lengths import beside_the_loop
+from uirl.runtime.wire import WireModel, dumps
 from uirl.serving.options import EndpointOptions
-from uirl.serving.problems import APIProblem, bad_request
-from uirl.serving.protocol.chat_answers import Writer
+from uirl.serving.protocol.answers import ResponsesWriter, Writer
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
-from uirl.serving.protocol.responses_answers import ResponsesWriter
+from uirl.serving.protocol.fields import APIProblem, Text, parse, read_json
 from uirl.serving.protocol.responses_requests import read_responses_call
-from uirl.serving.protocol.session_requests import FinishRequest, SessionRequest
-from uirl.serving.protocol.wire import parse, read_json
+from uirl.serving.rendering import beside_the_loop
 from uirl.serving.service import ModelService
-from uirl.serving.session import AgentSession
-from uirl.serving.sessions import OpenSessions
+from uirl.serving.session import AgentSession, OpenSessions
 
 T = TypeVar("T")
 
@@ -42,21 +37,72 @@ _CLIENT_GONE = 499
 
 MOST_CONNECTIONS = 16_384
 """At a time, where the process may have so many files; beyond, connections that have shown no key go first."""
-ANYBODY, AGENT, GRADER, OPERATOR = "anybody", "agent", "grader", "operator"
-"""Who a route is for. A secret opens the routes of its holder and no other: an agent's key grades nothing."""
+_CODES = {
+    "token": "invalid_api_key",
+    "host": "wrong_host",
+    "size": "body_too_large",
+    "content type": "invalid_content_type",
+}
+"""Kind of a refusal of the guard -> the code of OpenAI's error."""
 
 
 def build_app(service: ModelService, sessions: OpenSessions, options: EndpointOptions) -> FastAPI:
     """Build the web application of an endpoint."""
     routes = _Routes(service, sessions, options)
     app = FastAPI(title="uirl", docs_url=None, redoc_url=None, openapi_url=None)
-    for method, path, handler, who in routes.table():
-        app.add_api_route(path, handler, methods=[method], dependencies=[Depends(routes.guard(who))])
-    app.add_exception_handler(APIProblem, _problem)
-    app.add_exception_handler(RolloutFailure, _failure)
-    app.add_exception_handler(HTTPException, _http_problem)
-    app.add_exception_handler(Exception, _mistake)
+    for method, path, handler in routes.table():
+        app.add_api_route(path, handler, methods=[method])
+    rules = Rules(
+        answer=lambda refusal: _answer(APIProblem.of(refusal, _CODES)),
+        admit=lambda connection: _admit(connection, sessions, options),
+        body_limit=options.max_body,
+        local_only=options.api_key is None,
+        content_types=("application/json",),
+    )
+    app.add_middleware(Guard, rules=rules)
+    for kind in (APIProblem, Refusal, RolloutFailure, HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
     return app
+
+
+def _admit(connection: HTTPConnection, sessions: OpenSessions, options: EndpointOptions) -> Collection[str]:
+    """Return whose secret a request shows: an agent's, a grader's, or the operator's. Raises a Refusal (401).
+
+    A secret opens the routes of its holder and no other: an agent's key grades nothing.
+    """
+    path = connection.scope["path"]
+    if path == "/health":
+        return ()
+    parts = path.split("/")
+    token = parts[2] if parts[1] == "sessions" and len(parts) > 3 else None
+    if token is not None and parts[3] == "finish":
+        secrets: list[str | None] = [sessions.grader_key(token)]
+    elif options.api_key is None:
+        return ("anybody",)
+    else:
+        session = None if token is None else sessions.active.get(token)
+        secrets = [options.api_key, None if session is None else session.api_key]
+    given = token_of(connection)
+    if not is_secret(given, *secrets):
+        reason = "is missing" if not given else "does not open this address"
+        raise Refusal(401, "token", f"the API key {reason}; send it as 'Authorization: Bearer KEY'")
+    return ("holder",)
+
+
+class SessionRequest(WireModel):
+    """The JSON of POST /sessions."""
+
+    task: Text = ""
+    group_id: Text = ""
+    seed: int | None = None
+    """Of every draw of the policy."""
+
+
+class FinishRequest(WireModel):
+    """The JSON of POST /sessions/{token}/finish."""
+
+    reward: float | None = None
+    success: bool | None = None
 
 
 class _Routes:
@@ -66,39 +112,18 @@ class _Routes:
         self._service, self._sessions, self._options = service, sessions, options
         self._model_name = options.model_name or service.loaded.name
 
-    def table(self) -> Iterator[tuple[str, str, Callable[..., Any], str]]:
-        """Return (method, path, handler, who may) of every route; docs/endpoint.md says the same."""
-        yield "GET", "/health", self.health, ANYBODY
-        for prefix, who in (("/v1", OPERATOR), ("/sessions/{token}/v1", AGENT)):
-            yield "POST", f"{prefix}/chat/completions", self.chat, who
-            yield "POST", f"{prefix}/responses", self.respond, who
-            yield "POST", f"{prefix}/completions", self.complete, who
-            yield "GET", f"{prefix}/models", self.models, who
-            yield "GET", f"{prefix}/models/{{name:path}}", self.model, who
+    def table(self) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+        """Return (method, path, handler) of every route; docs/endpoint.md says the same, and who may ask."""
+        yield "GET", "/health", self.health
+        for prefix in ("/v1", "/sessions/{token}/v1"):
+            yield "POST", f"{prefix}/chat/completions", self.chat
+            yield "POST", f"{prefix}/responses", self.respond
+            yield "POST", f"{prefix}/completions", self.complete
+            yield "GET", f"{prefix}/models", self.models
+            yield "GET", f"{prefix}/models/{{name:path}}", self.model
         if self._options.remote_sessions:
-            yield "POST", "/sessions", self.begin, OPERATOR
-            yield "POST", "/sessions/{token}/finish", self.finish, GRADER
-
-    def guard(self, who: str) -> Callable[[Request], Awaitable[None]]:
-        """Return a dependency that raises a 401 for a missing or wrong key, and a 403 where a web page may be
-        asking."""
-
-        async def check(request: Request) -> None:
-            if who != ANYBODY:
-                _check_key(request, self._keys(who, request.path_params.get("token", "")))
-                request.scope.get(PROVE, lambda: None)()
-
-        return check
-
-    def _keys(self, who: str, token: str) -> list[str] | None:
-        """Return the secrets that open a route for `who`; None: none is asked for."""
-        if who == GRADER:
-            return [self._sessions.grader_key(token)]
-        operator = self._options.api_key
-        if operator is None:
-            return None
-        session = self._sessions.get(token) if who == AGENT else None
-        return [operator] if session is None else [operator, session.api_key]
+            yield "POST", "/sessions", self.begin
+            yield "POST", "/sessions/{token}/finish", self.finish
 
     async def chat(self, request: Request) -> Response:
         session = self._session(request)
@@ -157,7 +182,7 @@ class _Routes:
     def _session(self, request: Request) -> AgentSession | None:
         """Return the session of the address; None: the address has none. Raises a 404 where it is over or never was."""
         token = request.path_params.get("token")
-        session = None if token is None else self._sessions.get(token)
+        session = None if token is None else self._sessions.active.get(token)
         if token is not None and session is None:
             raise APIProblem(404, "this session is over or never was", code="session_over", retry=False)
         return session
@@ -174,44 +199,16 @@ class _Routes:
 
     async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
         """Return what `read` makes of the JSON of the body; beside the event loop where that takes long."""
-        body = await self._body(request)
-        return await beside_the_loop(len(body), lambda: read(read_json(body)))
-
-    async def _body(self, request: Request) -> bytearray:
-        """Return the body. Raises a 413 as soon as it is too long."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            # pages may send other types to a foreign address without asking
-            raise bad_request("expected the content type application/json", code="invalid_content_type")
-        body = bytearray()
         try:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > self._options.max_body:
-                    most = self._options.max_body
-                    raise APIProblem(413, f"the body is longer than {most} bytes", code="body_too_large")
+            body = await request.body()
         except ClientDisconnect as error:
             raise _gone() from error
-        return body
-
-
-def _check_key(request: Request, keys: list[str] | None) -> None:
-    if keys is None:
-        # without a key, the address is the protection: a page elsewhere must not reach it under a name of its own
-        host = _host_of(request)
-        if not is_loopback(host):
-            raise APIProblem(403, f"this server answers on this machine alone, not as {host!r}", code="wrong_host")
-        return
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    # every key is compared, so that the time tells nothing of which one came close
-    matches = [hmac.compare_digest(credentials.encode(), key.encode()) for key in keys]
-    if scheme.lower() != "bearer" or not any(matches):
-        reason = "is missing" if not credentials else "does not open this address"
-        raise APIProblem(401, f"the API key {reason}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
+        return await beside_the_loop(len(body), lambda: read(read_json(body)))
 
 
 def _written(writer: Writer | ResponsesWriter) -> Response:
     if not writer.streams:
-        return JSONResponse(writer.body().write())
+        return Response(dumps(writer.body()), media_type="application/json")
     return StreamingResponse(writer.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
@@ -239,28 +236,25 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, APIProblem)
-    return JSONResponse(error.body, error.status, error.headers)
+def _answer(problem: APIProblem) -> Response:
+    return JSONResponse(problem.body, problem.status, problem.headers)
 
 
-async def _failure(request: Request, error: Exception) -> Response:
-    """Answer for an engine that could not. Inside a session a second try is in vain: the record has failed."""
-    retry = False if request.path_params.get("token") else None
-    kind = error.kind if isinstance(error, EngineFailure) else "server"
-    return await _problem(request, APIProblem(500, f"{kind} failure: {error}", code="engine_failure", retry=retry))
-
-
-async def _http_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return await _problem(request, APIProblem(error.status_code, message, code="unknown_url"))
-
-
-async def _mistake(request: Request, error: Exception) -> Response:
-    """Answer after a mistake of ours; the server logs where it happened."""
-    message = f"{type(error).__name__}: {error}"
-    return await _problem(request, APIProblem(500, message, code="internal_error", retry=False))
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer a request that ended in an error. Inside a session a second try of what the engine could not is in vain:
+    the record has failed. After a mistake of ours the server logs where it happened."""
+    if isinstance(error, APIProblem):
+        return _answer(error)
+    if isinstance(error, Refusal):
+        return _answer(APIProblem.of(error, _CODES))
+    if isinstance(error, RolloutFailure):
+        retry = False if request.path_params.get("token") else None
+        kind = error.kind if isinstance(error, EngineFailure) else "server"
+        return _answer(APIProblem(500, f"{kind} failure: {error}", code="engine_failure", retry=retry))
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return _answer(APIProblem(error.status_code, message, code="unknown_url"))
+    return _answer(APIProblem(500, f"{type(error).__name__}: {error}", code="internal_error", retry=False))
 
 
 class _QuietServer(Server):
@@ -274,61 +268,25 @@ class _QuietServer(Server):
 @asynccontextmanager
 async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
     """Yield the port on which `app` is served while the context lasts. Raises ConfigError where it cannot be bound."""
-    listening = _listen(host, port)
-    server = _QuietServer(
-        # log_config None: how a program logs is its own affair
-        Config(
-            app,
-            http=connection_class(max_connections=connection_limit(MOST_CONNECTIONS)),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=5,
-        )
+    # log_config None: how a program logs is its own affair
+    config = server_config(
+        app,
+        max_connections=MOST_CONNECTIONS,
+        log_config=None,
+        log_level=None,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
     )
-    task = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
-        while not server.started:
-            await asyncio.wait({task}, timeout=0.005)
-            if task.done():
-                await task
-                raise ConfigError(f"the server on {host} ended before it began")
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
-        listening.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
+    server = _QuietServer(config)
+    with listening(host, port) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-        except BaseException:
-            listening.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error}; choose another port, or 0 for a free one"
-        ) from error
-    return listening
-
-
-def _host_of(request: Request) -> str:
-    """Return the name by which the client calls this server, without the port."""
-    try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine and nobody else's."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+            while not server.started:
+                await asyncio.wait({task}, timeout=0.005)
+                if task.done():
+                    await task
+                    raise ConfigError(f"the server on {host} ended before it began")
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task

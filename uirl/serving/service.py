@@ -17,13 +17,11 @@ from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.parsers.base import ActionParser
 from uirl.rollout.episode import derive_seed
-from uirl.serving.lengths import SMALL, LengthCheck, beside_the_loop, texts_of
-from uirl.serving.problems import APIProblem, bad_request
 from uirl.serving.protocol.chat_requests import CallOptions, ChatCall, CompletionCall
-from uirl.serving.renderers import Renderers, rendering
-from uirl.serving.replies import Answer, Reply, cut_at_stop, text_reply, tool_reply
+from uirl.serving.protocol.fields import APIProblem, bad_request
+from uirl.serving.rendering import SMALL, LengthCheck, Renderers, beside_the_loop, rendering, texts_of
+from uirl.serving.replies import AS_IT_LIKES, Answer, Reply, ToolChoice, cut_at_stop, text_reply, tool_reply
 from uirl.serving.session import TOO_LONG, AgentSession
-from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
 from uirl.serving.transcript import Prompt, Transcript
 
 T = TypeVar("T")

@@ -2,9 +2,8 @@
 
 from uirl.storage.export import export_sft
 from uirl.storage.learned import Learned, LearnedTokens
-from uirl.storage.origin import origin_of
-from uirl.storage.pictures import fed_picture
-from uirl.storage.run_directory import RunDirectory, RunTaken, clean_run_name, free_run_name, run_of
+from uirl.storage.records import fed_picture
+from uirl.storage.run_directory import RunDirectory, RunTaken, clean_run_name, free_run_name, origin_of, run_of
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 
 __all__ = [

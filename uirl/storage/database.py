@@ -1,4 +1,4 @@
-"""The SQLite file under the trajectory store: its schema, its connection, its errors in words."""
+"""The SQLite file under the trajectory store: its schema, its connection, its errors."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _verdict_in(header: str) -> int | None:
 
 
 def _numbers(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return (whose file it is, version of its schema)."""
+    """Return (application id, version of the schema) of the file."""
     one, other = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
     return one[0], other[0]
 

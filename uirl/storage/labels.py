@@ -1,4 +1,4 @@
-"""What people say of a run's episodes: `labels.sqlite` in its folder, beside the record, which stays as it was."""
+"""Labels that people give to a run's episodes: `labels.sqlite` in its folder; the record itself never changes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _SCHEMA = (
 )
 _TABLES = {"labels": ("id", "passed", "error_step", "note", "by", "time")}
 PASSED_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": None}
-"""What a person writes for whether a task was solved, in small letters."""
+"""Spellings of whether a task was solved, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a person says of one episode."""
+    """A human label of one episode."""
 
     passed: bool | None
     """Whether the task was solved; None: not said."""
@@ -101,13 +101,13 @@ class LabelStore:
         return {row[0]: _label(row[1:]) for row in rows}
 
     def get(self, id: str) -> Label | None:
-        """Return the label of an episode; None: nobody said anything."""
+        """Return the label of an episode; None: it has none."""
         with self._lock, self._opened("read", write=False) as connection:
             row = None if connection is None else connection.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
         return None if row is None else _label(row[1:])
 
     def set(self, id: str, label: Label) -> Label:
-        """Replace the label of an episode; return it with who and when."""
+        """Replace the label of an episode; return it with author and time."""
         return self.set_many({id: label})[id]
 
     def change(self, id: str, fields: Mapping[str, Any]) -> Label:
@@ -124,7 +124,7 @@ class LabelStore:
         return new
 
     def set_many(self, labels: Mapping[str, Label]) -> dict[str, Label]:
-        """Replace the labels of episodes, all or, on an error, none; return them with who and when."""
+        """Replace the labels of episodes, all or, on an error, none; return them with author and time."""
         now, by = time.time(), _user()
         signed = {id: Label(one.passed, one.error_step, one.note, by, now) for id, one in labels.items()}
         rows = [(id, one.passed, one.error_step, one.note, one.by, one.time) for id, one in signed.items()]

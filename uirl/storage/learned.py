@@ -1,4 +1,4 @@
-"""What an update made of the tokens of a trajectory, as the learner says it and as it is stored."""
+"""Per-token figures of an update (advantages, log-probs, entropies), as records and as rows of the store."""
 
 from __future__ import annotations
 

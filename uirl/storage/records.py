@@ -11,10 +11,13 @@ from dataclasses import fields, replace
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from PIL import Image as PILImage
+
 from uirl.errors import StorageError
 from uirl.runtime.limits import InputError, Limits, as_plain, is_finite, shown
 from uirl.types import (
     Action,
+    Box,
     Failure,
     Observation,
     PictureTransform,
@@ -184,7 +187,7 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
 
 
 def expected(kind: type[T] | tuple[type, ...], value: Any, what: str) -> T:
-    """Return the value, which has to be of this kind. Raises TypeError: a record may be somebody else's."""
+    """Return the value, which has to be of this kind. Raises TypeError: a record may come from another program."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} is {shown(value)}, expected {getattr(kind, '__name__', 'another kind of value')}")
     return value  # type: ignore[return-value]
@@ -247,3 +250,29 @@ def _unpack(kind: str, data: bytes) -> tuple[Any, ...]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return tuple(numbers)
+
+
+def fed_picture(raw: PILImage.Image, transform: PictureTransform) -> PILImage.Image:
+    """Return what the model saw of the picture `raw`, in RGB, before its colours were normalised.
+
+    Raises ValueError where `raw` has another size than the transform was recorded for.
+    """
+    if raw.size != transform.raw_size:
+        raise ValueError(
+            f"got a picture of {raw.size[0]} x {raw.size[1]} pixels, expected {transform.raw_size[0]} x "
+            f"{transform.raw_size[1]}: the one that this transform was recorded for"
+        )
+    picture = _part(raw.convert("RGB"), transform.source, transform.fill)
+    if picture.size != transform.resized:
+        picture = picture.resize(transform.resized, PILImage.Resampling[transform.resample.upper()])
+    return _part(picture, transform.window, (0, 0, 0))
+
+
+def _part(picture: PILImage.Image, box: Box | None, fill: tuple[int, int, int]) -> PILImage.Image:
+    """Return a part of the picture, `fill` where it reaches beyond; None: all of it."""
+    if box is None:
+        return picture
+    left, top, width, height = box
+    part = PILImage.new("RGB", (width, height), fill)
+    part.paste(picture, (-left, -top))
+    return part

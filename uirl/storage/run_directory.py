@@ -1,15 +1,20 @@
-"""The folder of one run: what lies where, who may write there, and files that are never half written."""
+"""The folder of one run: its files, its lock, and writes that are whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
+import platform
 import re
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+from uirl.config import ConfigStore
 from uirl.errors import StorageError
 from uirl.runtime.files import require_plain, storage_errors, write_atomically
 
@@ -177,3 +182,43 @@ def free_run_name(runs_dir: str | os.PathLike[str], stem: str, suffix: str = "")
 def clean_run_name(stem: str) -> str:
     """Return `stem` with every character that does not belong in a folder's name as '-'."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+
+
+_PACKAGES = ("uirl", "torch", "transformers", "tokenizers", "numpy", "pillow")
+"""Those that decide what is sampled, fed and learned."""
+_SERVERS = ("vllm", "sglang")
+"""Backends with the name of the package that samples."""
+
+
+def origin_of(config: ConfigStore, packages: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """Return what a store records of the trajectories of a run: versions of the software (of further `packages` too),
+    model and engine, and `more`.
+
+    It is the same for equal configs on equal machines, so that a store keeps it once.
+    """
+    model, backend = config.model, config.inference.backend
+    packages = [*_PACKAGES, *packages]
+    packages += [backend] if backend in _SERVERS else []
+    packages += ["peft"] if model.use_lora else []
+    packages += ["bitsandbytes"] if model.quantization is not None else []
+    return {
+        "software": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "model": {
+            "name": model.model_name,
+            "local_path": model.local_path,
+            "dtype": model.dtype,
+            "lora": model.lora.r if model.use_lora else None,
+            **({} if model.quantization is None else {"quantization": model.quantization}),
+        },
+        "engine": backend,
+        **more,
+    }
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Return the version of an installed package; None: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -92,7 +92,7 @@ def summary_of(row: Sequence[Any]) -> TrajectorySummary:
 
 
 def speakers_of(connection: sqlite3.Connection) -> set[str]:
-    """Return the environments that said, in the trajectories of a store, whether one is solved."""
+    """Return the environments that reported success in the trajectories of a store."""
     query = "SELECT DISTINCT environment FROM trajectories WHERE success IS NOT NULL AND verdict IS NULL"
     return {name for (name,) in connection.execute(query)}
 

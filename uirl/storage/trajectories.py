@@ -94,7 +94,7 @@ class TrajectoryStore:
 
     @property
     def speakers(self) -> set[str]:
-        """The environments that say what success is, as far as this store knows (`uirl.success`)."""
+        """Environments that report success, as far as this store has seen (`uirl.success`)."""
         with self._lock, database_errors(f"cannot read {self.path}", self._connection):
             if self._speakers is None:
                 self._speakers = speakers_of(self._connection)

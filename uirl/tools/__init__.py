@@ -8,27 +8,23 @@ from uirl.runtime.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from uirl.tools.base import FunctionTool, Tool, ToolError
-    from uirl.tools.calculator import CalculatorTool
-    from uirl.tools.calendar_tool import CalendarTool
+    from uirl.tools.calculator import CalculatorTool, CalendarTool
     from uirl.tools.definition import ToolDefinition
     from uirl.tools.environment_step import EnvironmentStepTool
-    from uirl.tools.lookup import LookupTool
     from uirl.tools.mcp_tools import MCPServer, MCPTool
     from uirl.tools.python_runner import PythonTool
     from uirl.tools.registry import ToolRegistry
-    from uirl.tools.search import SearchTool
+    from uirl.tools.search import LookupTool, SearchTool
 
 _HOMES = {
     "uirl.tools.base": "FunctionTool Tool ToolError",
-    "uirl.tools.calculator": "CalculatorTool",
+    "uirl.tools.calculator": "CalculatorTool CalendarTool",
     "uirl.tools.definition": "ToolDefinition",
     "uirl.tools.environment_step": "EnvironmentStepTool",
-    "uirl.tools.calendar_tool": "CalendarTool",
-    "uirl.tools.lookup": "LookupTool",
     "uirl.tools.mcp_tools": "MCPServer MCPTool",
     "uirl.tools.python_runner": "PythonTool",
     "uirl.tools.registry": "ToolRegistry",
-    "uirl.tools.search": "SearchTool",
+    "uirl.tools.search": "LookupTool SearchTool",
 }
 
 __getattr__, __all__ = lazy_exports(__name__, _HOMES)

@@ -70,6 +70,11 @@ class Tool(ABC):
         if isinstance(definition, ToolDefinition):
             cls.name, cls.description = definition.name, definition.description
 
+    @property
+    def never_waits(self) -> bool:
+        """Whether a call can be made without an event loop."""
+        return self.runs_inline and not inspect.iscoroutinefunction(self.execute)
+
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
         """Return the result of the call. May be `async def`."""
@@ -97,8 +102,23 @@ class Tool(ABC):
 
     def check_signature(self) -> None:
         """Raise ContractError where `execute` cannot be called with what the definition announces."""
-        if inspect.getattr_static(self, "definition") is not _FROM_EXECUTE:
-            _compare(self.definition, self.execute, f"{type(self).__name__}.execute")
+        if inspect.getattr_static(self, "definition") is _FROM_EXECUTE:
+            return
+        where, definition = f"{type(self).__name__}.execute", self.definition
+        taken = inspect.signature(self.execute).parameters.values()
+        named = {p.name: p for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        unknown = sorted(set(definition.parameters.get("properties", {})) - set(named))
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in taken):
+            raise ContractError(
+                f"the definition of {definition.name!r} announces {unknown[0]!r}, which {where} cannot take"
+            )
+        promised = set(definition.parameters.get("required", ()))
+        for parameter in named.values():
+            if parameter.default is parameter.empty and parameter.name not in promised:
+                raise ContractError(
+                    f"{where} needs {parameter.name!r}, which the definition of {definition.name!r} does not require; "
+                    "list it in 'required' or give it a default"
+                )
 
 
 class FunctionTool(Tool):
@@ -139,25 +159,6 @@ def _convert(signature: CallSignature, arguments: Mapping[str, Any]) -> dict[str
         return signature.convert(arguments)
     except UnfitArguments as error:
         raise ToolError(str(error)) from None
-
-
-def _compare(definition: ToolDefinition, function: Callable[..., Any], where: str) -> None:
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    announced = set(definition.parameters.get("properties", {}))
-    unknown = sorted(announced - set(named))
-    if unknown and not takes_all:
-        raise ContractError(
-            f"the definition of {definition.name!r} announces {unknown[0]!r}, which {where} cannot take"
-        )
-    promised = set(definition.parameters.get("required", ()))
-    for parameter in named.values():
-        if parameter.default is parameter.empty and parameter.name not in promised:
-            raise ContractError(
-                f"{where} needs {parameter.name!r}, which the definition of {definition.name!r} does not require; "
-                "list it in 'required' or give it a default"
-            )
 
 
 def _snake(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`CalculatorTool`: arithmetic, exact where it can be, bounded everywhere."""
+"""`CalculatorTool`: arithmetic, exact where it can be, bounded everywhere. `CalendarTool`: days from a date."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import math
 import operator
 from collections.abc import Callable
+from datetime import date as Date
+from datetime import timedelta
 from typing import Any
 
 from uirl.tools.base import Tool, ToolError
@@ -46,6 +48,31 @@ class CalculatorTool(Tool):
         return _trimmed(_value_of(_parse(expression)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CalculatorTool:
+        return self  # it keeps nothing: parallel episodes share it
+
+
+class CalendarTool(Tool):
+    """Dates as YYYY-MM-DD, of the Gregorian calendar."""
+
+    name = "calendar"
+    description = "Returns the date so many days after another."
+    runs_inline = True
+
+    def execute(self, date: str, days: int) -> str:
+        """Return the date `days` after `date`.
+
+        Args:
+            date: As YYYY-MM-DD.
+            days: Negative for the date before.
+        """
+        try:
+            return (Date.fromisoformat(date.strip()) + timedelta(days=days)).isoformat()
+        except ValueError:
+            raise ToolError(f"cannot read the date {date[:40]!r}; expected YYYY-MM-DD") from None
+        except OverflowError:
+            raise ToolError(f"there is no date {days} days from {date[:40]}; years have 1 to 4 digits") from None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CalendarTool:
         return self  # it keeps nothing: parallel episodes share it
 
 

@@ -37,10 +37,6 @@ _ELSEWHERE = {
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
-def _no_parameters() -> dict[str, Any]:
-    return {"type": "object", "properties": {}}
-
-
 def callable_name(name: str, taken: Container[str] = ()) -> str:
     """Return a name that a policy can call, for one that somebody else chose: 'New Tool' is 'New_Tool', and
     'New_Tool_2' where that is taken."""
@@ -56,7 +52,7 @@ class ToolDefinition:
     name: str
     """Letters, digits and _ . : / -, at most 128 of them."""
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=_no_parameters)
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON Schema of the arguments, of the type 'object'."""
 
     def __post_init__(self) -> None:
@@ -154,10 +150,9 @@ class ToolDefinition:
         try:
             plain = as_plain(dict(self.parameters), "the schema", _SCHEMA)
             check_schema(plain)
-        except LimitError as error:
-            raise ConfigError(f"{what} are too much: {error}") from None
         except InputError as error:
-            raise ConfigError(f"{what} are not JSON: {error}") from None
+            why = "too much" if isinstance(error, LimitError) else "not JSON"
+            raise ConfigError(f"{what} are {why}: {error}") from None
         except SchemaError as error:
             raise ConfigError(f"{what} are no JSON Schema: {clip(error.message, 200)} at {error.json_path}") from error
         object.__setattr__(self, "parameters", plain)

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
+import select
+import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
 
 from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.runtime.scratch import ScratchFolder, sweep
 from uirl.tools.base import Tool, ToolError
-from uirl.tools.python_process import Ended, Limits, Walls, run_program, walls_to_try
-from uirl.tools.results import cut
+from uirl.tools.registry import cut
 from uirl.tools.sandbox.seccomp import ARCHITECTURES
 
 _LOG = logging.getLogger(__name__)
+Walls = Literal["bubblewrap", "this user", "none"]
+"""Around a process: a sandbox of its own with a small disk in memory; the rules of this package's own (Landlock,
+seccomp); none."""
+
+MAX_OUTPUT_BYTES = 1 << 20
+"""Of one run. A program that writes more is stopped."""
+NOBODY = 65534
+"""User and group inside of bubblewrap."""
+
+_LONGEST_START = 60.0
+"""Seconds. A busy machine starts Python in seconds, which says nothing about the program."""
+_LOOKS = 0.02, 0.1
+"""Seconds between two looks at the disk: at first, and where nothing is written."""
+_SMALLEST_FILE = 4096
+_ROOT = str(Path(__file__).parents[2])
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from uirl.tools.sandbox.child import main; main()"
+_READY = b"ready"
+_FOLDER = "uirl-python-"
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
+_DEVICES = ("/dev/urandom", "/dev/random", "/dev/zero")
 
 
 class PythonTool(Tool):
@@ -24,8 +56,8 @@ class PythonTool(Tool):
     limits of CPU time, wall time, memory, threads, disk and output, and sees no files but the standard library and its
     folder. Of the kernel's calls it has those that computing takes: no sockets, no further processes, no signals to
     others, no rights, owners or times of files, and none that this package does not know. `walls` says what else stands
-    around it: bubblewrap where it is installed and works (`apt-get install bubblewrap`), else another user where this
-    one is root, else Landlock and seccomp alone.
+    around it: bubblewrap where it is installed and works (`apt-get install bubblewrap`), else Landlock (Linux 6.2),
+    which hides all other files from it.
 
     A program that raises, breaks a limit or ends its own process is a `ToolError` with what it had printed. Files it
     leaves are removed: no run sees another.
@@ -167,3 +199,281 @@ def _refuse_weak_platform(allow_network: bool, allow_files: bool) -> None:
             f"this is {sys.platform} on {machine}. Use Linux, or PythonTool(allow_network=True, allow_files=True) for "
             "code you trust"
         )
+
+
+# -- the process -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use and see; described at `PythonTool`."""
+
+    cpu_seconds: int
+    wall_seconds: float
+    memory_mb: int
+    file_mb: int
+    disk_mb: int
+    packages: bool
+    allow_network: bool
+    allow_files: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    output: str
+    status: int
+    """Exit status; the negative number of a signal."""
+    seconds: float
+    """Since the code began."""
+    stopped: str | None = None
+    """Which limit of the parent stopped it; None: it ended by itself or by a limit of the kernel."""
+    confined: bool = True
+    """False: the process did not get as far as the code."""
+
+
+def walls_to_try(limits: Limits) -> list[Walls]:
+    """Return the kinds of isolation to try for such a program on this machine, the strongest first."""
+    if limits.allow_files:
+        return ["none" if limits.allow_network else "this user"]
+    return ["this user"] if shutil.which("bwrap") is None else ["bubblewrap", "this user"]
+
+
+def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
+    """Run a program in a process of its own, of which nothing is left afterwards."""
+    with _folder(flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, begins):
+        code.write(source)
+        code.seek(0)
+        settings = _settings(limits, walls, seed, begins.fileno())
+        process = subprocess.Popen(
+            _command(limits, walls, folder, settings),
+            stdin=code,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=_environment(folder),
+            pass_fds=(begins.fileno(),),
+            start_new_session=True,
+        )
+        begins.close()
+        without = walls == "bubblewrap" or limits.allow_files  # the kernel sees to it, or it may write anywhere
+        disk = None if without else _Disk(folder, process.pid, limits.disk_mb << 20)
+        watch = _Watch(process, limits, ready, disk)
+        try:
+            watch.wait()
+        finally:
+            _kill(process)
+    status = process.returncode
+    if walls == "bubblewrap" and 128 < status <= 128 + signal.SIGRTMAX:
+        status = 128 - status  # which signal ended the program inside
+    return Ended(watch.output.decode(errors="replace"), status, watch.seconds, watch.stopped, watch.began is not None)
+
+
+class _Watch:
+    """Reads what a process writes until it ends or breaks a limit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limits: Limits, ready: IO[bytes], disk: _Disk | None) -> None:
+        self.output = bytearray()
+        self.stopped: str | None = None
+        self.began: float | None = None
+        """When it said that it is confined and begins; None: it did not."""
+        self._started = time.monotonic()
+        self._process, self._limits, self._ready, self._disk = process, limits, ready, disk
+        self._look = _LOOKS[0]
+        self._next_look = self._started
+
+    @property
+    def seconds(self) -> float:
+        """Since the program began."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    def wait(self) -> None:
+        """Wait until the process has ended, or must be ended."""
+        assert self._process.stdout is not None
+        waiting = select.poll()  # unlike select.select it takes descriptors beyond 1023
+        waiting.register(self._process.stdout, select.POLLIN)
+        waiting.register(self._ready, select.POLLIN)
+        open_ends = {self._process.stdout.fileno()}
+        while open_ends and self.stopped is None:
+            # the word that it begins comes first: its time counts from there
+            for end, _ in sorted(waiting.poll(self._seconds_to_wait() * 1000), key=lambda at: at[0] in open_ends):
+                if end == self._ready.fileno():
+                    waiting.unregister(end)
+                    self.began = time.monotonic() if self._ready.read(len(_READY)) == _READY else None
+                elif not self._read(end):
+                    open_ends.discard(end)
+            self._check()
+        while self.stopped is None:  # it closed its output; mostly because it ended
+            try:
+                self._process.wait(self._seconds_to_wait())
+                break
+            except subprocess.TimeoutExpired:
+                self._check()
+
+    def _read(self, end: int) -> bool:
+        piece = os.read(end, 1 << 16)
+        self.output += piece
+        if len(self.output) > MAX_OUTPUT_BYTES:
+            del self.output[MAX_OUTPUT_BYTES:]
+            self.stopped = f"stopped: more than {MAX_OUTPUT_BYTES} bytes of output"
+        return bool(piece)
+
+    def _deadline(self) -> float:
+        if self.began is None:
+            return self._started + _LONGEST_START
+        return self.began + self._limits.wall_seconds
+
+    def _seconds_to_wait(self) -> float:
+        until = self._deadline() if self._disk is None else min(self._deadline(), self._next_look)
+        return max(0.0, until - time.monotonic())
+
+    def _check(self) -> None:
+        if self.stopped is not None:
+            return
+        now = time.monotonic()
+        if now >= self._deadline():
+            seconds = _LONGEST_START if self.began is None else self._limits.wall_seconds
+            self.stopped = f"stopped: not finished after {seconds:g} s"
+        elif self._disk is not None and now >= self._next_look:
+            quiet = not self._disk.grew()
+            self._look = min(2 * self._look, _LOOKS[1]) if quiet else _LOOKS[0]
+            self._next_look = time.monotonic() + self._look
+            if self._disk.full:
+                self.stopped = f"stopped: more than {self._limits.disk_mb} MB of files"
+
+
+class _Disk:
+    """How much disk a program holds in its working folder, files that it removed and keeps open included."""
+
+    def __init__(self, folder: str, process: int, max_bytes: int) -> None:
+        self._folder, self._process, self._max_bytes = folder, process, max_bytes
+        self._used = 0
+
+    @property
+    def full(self) -> bool:
+        """More was held at the last look than is allowed."""
+        return self._used > self._max_bytes
+
+    def grew(self) -> bool:
+        """Return whether the program holds more than at the last call."""
+        before, self._used = self._used, self._visible() + self._removed()
+        return self._used > before
+
+    def _visible(self) -> int:
+        used = 0
+        with os.scandir(self._folder) as entries:  # it has no folders
+            for entry in entries:
+                with suppress(OSError):
+                    used += _size(entry.stat(follow_symlinks=False))
+        return used
+
+    def _removed(self) -> int:
+        sizes: dict[int, int] = {}
+        with suppress(OSError):
+            task, maps = self._living_task()
+            for name in os.listdir(f"{task}/fd"):
+                with suppress(OSError):
+                    file = os.stat(f"{task}/fd/{name}")
+                    if file.st_nlink == 0:
+                        sizes[file.st_ino] = _size(file)
+            for line in maps.split("\n"):  # splitlines would split in names of files as well
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith(self._folder) and fields[5].endswith("(deleted)"):
+                    begin, _, end = fields[0].partition("-")
+                    sizes.setdefault(int(fields[4]), int(end, 16) - int(begin, 16))
+        return sum(sizes.values())
+
+    def _living_task(self) -> tuple[str, str]:
+        """Return the folder in /proc of a thread that has not ended, and its maps. All share memory and files, and the
+        first one may end before the others: then its folder shows neither. Raises OSError where all have ended."""
+        threads = f"/proc/{self._process}/task"
+        for name in os.listdir(threads):
+            with suppress(OSError):
+                maps = Path(f"{threads}/{name}/maps").read_text(errors="replace")
+                if maps:
+                    return f"{threads}/{name}", maps
+        raise ProcessLookupError(f"no thread of {self._process} is left")
+
+
+def _size(file: os.stat_result) -> int:
+    return max(512 * file.st_blocks, _SMALLEST_FILE)
+
+
+def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> dict[str, Any]:
+    paths = sysconfig.get_paths()
+    packages = list(dict.fromkeys([paths["purelib"], paths["platlib"]])) if limits.packages else []
+    library = [paths["stdlib"], paths["platstdlib"], str(Path(sys.base_prefix) / "lib")]
+    return {
+        "root": _ROOT,
+        "parent": os.getpid(),
+        "guards_parent": walls != "bubblewrap",  # which sees to it itself, and numbers processes anew
+        "ready_fd": ready_fd,
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_mb << 20,
+        "file_bytes": limits.file_mb << 20,
+        "packages": packages,
+        "readable": [*_SYSTEM, *_DEVICES, *library, *packages],
+        # bubblewrap shows what starts Python; Landlock hides that too, where the kernel is new enough to have it
+        "landlock": "no" if limits.allow_files else "try" if walls == "bubblewrap" else "must",
+        "seccomp": walls != "none",
+        "allow_network": limits.allow_network,
+        "allow_files": limits.allow_files,
+        "seed": seed,
+    }
+
+
+def _command(limits: Limits, walls: Walls, folder: str, settings: dict[str, Any]) -> list[str]:
+    boot = ["-s", "-S", "-P", "-B", "-c", _BOOT.format(root=_ROOT), json.dumps(settings)]
+    if walls != "bubblewrap":
+        return [sys.executable, *boot]
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    shown = [path for path in settings["readable"] if path not in _DEVICES]
+    options = ["--unshare-all", *(["--share-net"] if limits.allow_network else [])]
+    options += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--die-with-parent"]
+    for path in dict.fromkeys([*shown, python, str(Path(_ROOT) / "uirl")]):
+        options += ["--ro-bind-try", path, path]
+    for device in (os.devnull, *_DEVICES):
+        options += ["--dev-bind", device, device]
+    options += ["--size", str(limits.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
+    return [shutil.which("bwrap") or "bwrap", *options, "--", python, *boot]
+
+
+def _environment(folder: str) -> dict[str, str]:
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # A fixed hash seed: sets of words print in the same order in every run.
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8", "TZ": "UTC"}
+    return {"HOME": folder, "TMPDIR": folder, **fixed, **one_thread}
+
+
+@contextmanager
+def _folder(flat: bool) -> Iterator[str]:
+    """Yield an empty working folder; its own parent holds the lock that says whose it is."""
+    sweep(_FOLDER)
+    scratch = ScratchFolder(_FOLDER)
+    try:
+        work = scratch.path / "work"
+        work.mkdir(0o700)
+        yield str(work)
+    finally:
+        if not flat:  # rmtree recurses, and holds a file open for every level: a program could make too many
+            subprocess.run(["rm", "-rf", str(scratch.path / "work")], check=False)
+        scratch.close()
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Yield the ends of a pipe to read from and to write to."""
+    # File objects, not numbers: closing one twice cannot close what another thread has opened meanwhile.
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", 0) as read_end, os.fdopen(writer, "wb", 0) as write_end:
+        yield read_end, write_end
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,11 +1,16 @@
-"""`ToolRegistry`: the tools of one episode, and the one place where a call is run."""
+"""`ToolRegistry`: the tools of one episode, and the one place where a call is run, judged and answered."""
 
 from __future__ import annotations
 
+import errno
 import inspect
+import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 from uirl.errors import (
     ConfigError,
@@ -13,17 +18,26 @@ from uirl.errors import (
     EnvironmentFailure,
     EpisodeTimeout,
     RolloutFailure,
+    UirlError,
     did_you_mean,
+    is_round,
     without_addresses,
 )
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.limits import in_words, shown
-from uirl.runtime.time_limits import TimedOut, Worker, as_raised
+from uirl.runtime.limits import InputError, LimitError, as_plain, in_words, shown
+from uirl.runtime.time_limits import TimedOut, Worker, as_raised, contained, within
 from uirl.tools.base import FunctionTool, Tool, ToolError
-from uirl.tools.blame import is_failure, told
-from uirl.tools.execution import execute, run_at_once, runs_without_loop
-from uirl.tools.results import cut, read_result
 from uirl.types import ToolCall, ToolResult
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+BY_ARGUMENTS = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
+    | {errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.E2BIG, errno.EFBIG}
+)
+"""What an OSError says of a path or a size that a call named."""
+_MISHAPS: Counter[tuple[str, str]] = Counter()
+"""(tool, what happened) -> how often in this process."""
 
 
 class ToolRegistry:
@@ -47,7 +61,12 @@ class ToolRegistry:
         Raises ConfigError for a name that is taken and for what is no tool, ContractError for an `execute` that does
         not fit its definition.
         """
-        tool = self._as_tool(tool)
+        if isinstance(tool, type):
+            raise ConfigError(f"got the class {tool.__name__}; expected an instance: register({tool.__name__}(...))")
+        if not isinstance(tool, Tool):
+            if not callable(tool):
+                raise ConfigError(f"got {shown(tool)} ({type(tool).__name__}); expected a Tool or a function")
+            tool = FunctionTool(tool)
         tool.check_signature()
         name = tool.definition.name
         if name in self._tools:
@@ -97,7 +116,7 @@ class ToolRegistry:
         """
         coroutine = self.call(ToolCall(name, arguments))
         tool = self._tools.get(name)
-        if tool is None or runs_without_loop(tool):
+        if tool is None or tool.never_waits:
             remedy = f"tool {name!r} has runs_inline and waits; make its execute `async def`, or runs_inline False"
             result = run_at_once(coroutine, remedy)
         else:
@@ -161,15 +180,6 @@ class ToolRegistry:
         if problems:
             raise EnvironmentFailure("; ".join(problems))
 
-    def _as_tool(self, tool: Any) -> Tool:
-        if isinstance(tool, Tool):
-            return tool
-        if isinstance(tool, type):
-            raise ConfigError(f"got the class {tool.__name__}; expected an instance: register({tool.__name__}(...))")
-        if callable(tool):
-            return FunctionTool(tool)
-        raise ConfigError(f"got {shown(tool)} ({type(tool).__name__}); expected a Tool or a function")
-
     async def _answer(self, tool: Tool | None, call: ToolCall) -> Any:
         """Return the result as plain data. Raises `ToolError` for the policy's mistakes, failures for ours."""
         if tool is None:
@@ -178,29 +188,51 @@ class ToolRegistry:
         problem = tool.definition.check(call.arguments)
         if problem is not None:
             raise ToolError(problem)
-        arguments = tool.read_arguments(call.arguments)
-        value = await self._run(tool, arguments)
-        return read_result(value, tool.max_result_chars, f"tool {call.name!r}")
+        value = await self._run(tool, tool.read_arguments(call.arguments))
+        try:
+            plain = as_plain(value, "the result", whole=True)
+        except LimitError as error:  # how much a tool finds is the policy's choice
+            raise ToolError(f"{error}; ask for less") from None
+        except InputError as error:
+            raise EnvironmentFailure(f"tool {call.name!r} returned what cannot be kept: {error}") from None
+        text, limit = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False), tool.max_result_chars
+        return plain if limit is None or len(text) <= limit else cut(text, limit)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         name = tool.definition.name
         if self._is_occupied(name):
             raise ToolError(f"{name} is still busy with an earlier call")
         try:
-            return await execute(tool, arguments, lambda worker: self._left_behind.update({name: worker}))
+            return await self._execute(tool, arguments)
         except (ToolError, RolloutFailure):
             raise
         except TimedOut:
             late = f"tool {name!r} did not return within {tool.timeout:g} s"
             if not await tool.is_well():
                 raise EpisodeTimeout(f"{late}, and what it depends on does not answer") from None
-            raise told(name, "took too long", f"the call did not return within {tool.timeout:g} s") from None
+            raise _told(name, "took too long", f"the call did not return within {tool.timeout:g} s") from None
         except Exception as error:  # a tool must not end the run
             raised = as_raised(error)
             message = in_words(raised)
-            if is_failure(raised, tool.failures):
+            if any(isinstance(e, (*tool.failures, UirlError)) and not _of_the_call(e) for e in _causes(raised)):
                 raise EnvironmentFailure(f"tool {name!r} raised {message}") from raised
-            raise told(name, f"raised {type(raised).__name__}", f"the call failed: {message}") from raised
+            raise _told(name, f"raised {type(raised).__name__}", f"the call failed: {message}") from raised
+
+    async def _execute(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        """Return what `tool.execute` returns: on the caller's thread, on a thread of its own, or awaited. Raises
+        `TimedOut` after the tool's limit; a call that still runs then keeps the tool occupied."""
+        call = partial(tool.execute, **arguments)
+        if tool.runs_inline or inspect.iscoroutinefunction(tool.execute):
+            value = contained(call)
+        else:
+            worker = Worker(f"tool-{tool.definition.name}")
+            try:
+                value = await worker.run(call, tool.timeout)
+            finally:
+                worker.stop()
+                if worker.busy:
+                    self._left_behind[tool.definition.name] = worker
+        return await within(value, tool.timeout) if inspect.isawaitable(value) else value
 
     def _is_occupied(self, name: str) -> bool:
         """Return whether a call that was given up still runs."""
@@ -213,3 +245,48 @@ class ToolRegistry:
         text = without_addresses(str(error)).encode(errors="replace").decode()
         text = text or "the call failed, and the tool gave no reason"
         return cut(text, Tool.max_result_chars if tool is None else tool.max_result_chars)
+
+
+def run_at_once(coroutine: Coroutine[Any, Any, T], remedy: str) -> T:
+    """Return what a coroutine returns that never waits, without a loop. Raises ContractError with `remedy` where it
+    does wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise ContractError(remedy)
+
+
+def cut(text: str, limit: int | None) -> str:
+    """Return the first `limit` characters, and how many are missing; None: all of them."""
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]}... (cut, {len(text) - limit} more characters)"
+
+
+def _told(tool: str, what: str, words: str) -> ToolError:
+    """Return what the policy is shown of a failed call; the person is warned the first time, the 10th, the 100th."""
+    _MISHAPS[tool, what] += 1
+    count = _MISHAPS[tool, what]
+    if is_round(count):
+        _LOG.warning(
+            "tool %r %s (time %d in this process), and the policy was told: %.200s. Is it the policy's doing? Raise "
+            "ToolError in the tool to say so, EnvironmentFailure where it is not",
+            *(tool, what, count, words),
+        )
+    return ToolError(words)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _of_the_call(error: BaseException) -> bool:
+    """Return whether an error is about a path or a time limit: arguments bring those about, whatever `failures` say."""
+    return isinstance(error, OSError) and (isinstance(error, TimeoutError) or error.errno in BY_ARGUMENTS)

@@ -35,15 +35,26 @@ class CallSignature:
         target = function if inspect.isroutine(function) else type(function).__call__
         self.description, entries = read_docstring(target.__doc__ or "")
         taken = list(_named_parameters(target, self._name))
-        hints = self._hints(target)
-        self._adapters = {parameter.name: self._adapter(parameter, hints) for parameter in taken}
-        self._refuse_unknown_entries(entries, taken, target)
-        properties = self._properties(taken, entries)
+        try:
+            hints = typing.get_type_hints(target, include_extras=True)
+        except (NameError, TypeError) as error:
+            raise ContractError(
+                f"the type hints of {self._name} cannot be read: {error}; expected names that exist in its module"
+            ) from error
+        every = inspect.signature(target).parameters
+        for name in entries:
+            if name not in every:
+                raise ContractError(
+                    f"the docstring of {self._name} describes {name!r}, which is no parameter; "
+                    f"it has {', '.join(p.name for p in taken) or 'none'}"
+                )
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        properties = {one.name: self._schema_of(one, hints, entries.get(one.name)) for one in taken}
         self.parameters: dict[str, Any] = {"type": "object", "properties": properties}
         required = [parameter.name for parameter in taken if parameter.default is parameter.empty]
         if required:
             self.parameters["required"] = required
-        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values()):
+        if any(p.kind is p.VAR_KEYWORD for p in every.values()):
             self.parameters["additionalProperties"] = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallSignature:
@@ -68,61 +79,33 @@ class CallSignature:
                 raise UnfitArguments(f"argument '{name}{where}': {first['msg'][:200]}") from None
         return converted
 
-    def _hints(self, target: Callable[..., Any]) -> dict[str, Any]:
-        try:
-            return typing.get_type_hints(target, include_extras=True)
-        except (NameError, TypeError) as error:
-            raise ContractError(
-                f"the type hints of {self._name} cannot be read: {error}; expected names that exist in its module"
-            ) from error
-
-    def _adapter(self, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> TypeAdapter[Any]:
+    def _schema_of(self, parameter: inspect.Parameter, hints: Mapping[str, Any], words: str | None) -> dict[str, Any]:
+        """Return the schema of one parameter, described by `words`; keep what converts its values."""
         where = f"parameter {parameter.name!r} of {self._name}"
         if parameter.name not in hints:
             raise ContractError(f"{where} has no type hint; expected one, e.g. `{parameter.name}: str`")
         hint = hints[parameter.name]
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(hint)
-            adapter.json_schema()
+            schema = adapter.json_schema()
         except (PydanticUserError, PydanticSchemaGenerationError) as error:
+            shown_hint = hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else hint
             raise ContractError(
-                f"{where} has the type hint {_shown(hint)}, which has no JSON form; expected str, int, float, bool, "
+                f"{where} has the type hint {shown_hint}, which has no JSON form; expected str, int, float, bool, "
                 "list[...], dict[str, ...], Literal, an Enum, a dataclass, a pydantic model, or a union of them"
             ) from error
-        return adapter
-
-    def _properties(self, taken: list[inspect.Parameter], entries: Mapping[str, str]) -> dict[str, Any]:
-        properties = {}
-        for parameter in taken:
-            adapter = self._adapters[parameter.name]
-            schema = adapter.json_schema()
-            read = _inlined(schema, schema.pop("$defs", {}), (), f"parameter {parameter.name!r} of {self._name}")
-            if entries.get(parameter.name):
-                read["description"] = entries[parameter.name]
-            if parameter.default is not parameter.empty and parameter.default is not None:
-                read["default"] = self._plain_default(parameter, adapter)
-            properties[parameter.name] = read
-        return properties
-
-    def _plain_default(self, parameter: inspect.Parameter, adapter: TypeAdapter[Any]) -> Any:
-        try:
-            return adapter.dump_python(parameter.default, mode="json", warnings="error")
-        except ValueError as error:
-            raise ContractError(
-                f"parameter {parameter.name!r} of {self._name} has the default {shown(parameter.default)}, which its "
-                "type hint does not allow"
-            ) from error
-
-    def _refuse_unknown_entries(
-        self, entries: Mapping[str, str], taken: list[inspect.Parameter], target: Callable[..., Any]
-    ) -> None:
-        every = set(inspect.signature(target).parameters)
-        for name in entries:
-            if name not in every:
+        self._adapters[parameter.name] = adapter
+        read: dict[str, Any] = _inlined(schema, schema.pop("$defs", {}), (), where)
+        if words:
+            read["description"] = words
+        if parameter.default is not parameter.empty and parameter.default is not None:
+            try:
+                read["default"] = adapter.dump_python(parameter.default, mode="json", warnings="error")
+            except ValueError as error:
                 raise ContractError(
-                    f"the docstring of {self._name} describes {name!r}, which is no parameter; "
-                    f"it has {', '.join(p.name for p in taken) or 'none'}"
-                )
+                    f"{where} has the default {shown(parameter.default)}, which its type hint does not allow"
+                ) from error
+        return read
 
 
 @lru_cache(maxsize=1024)
@@ -191,7 +174,3 @@ def _inlined(schema: Any, definitions: Mapping[str, Any], open_names: tuple[str,
         else:
             read[key] = _inlined(value, definitions, open_names, where)
     return read
-
-
-def _shown(hint: Any) -> str:
-    return hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

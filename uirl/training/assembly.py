@@ -14,11 +14,9 @@ from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.copying import copy_of
-from uirl.inference.processes.start import engine_processes
-from uirl.inference.ray.engines import engines_in_ray, ray_engines
 from uirl.inference.registry import create_engine
+from uirl.inference.workers import engine_workers
 from uirl.learner import Learner, Policy
-from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, chat_for, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.memory import give_back_memory
@@ -28,6 +26,7 @@ from uirl.training.tasks.reach import require_shared_instances, require_tasks_ar
 from uirl.training.tasks.task_sets import TaskSets, task_sets
 from uirl.verification.hybrid import HybridVerifier
 from uirl.verification.setup import verifier_of
+from uirl.workers.pictures import SharedImageStore, SharedPictures
 
 
 @dataclass(slots=True)
@@ -177,10 +176,8 @@ def _images_of(config: ConfigStore) -> ImageStore:
 def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
     """Return the engine: on the learner's own module, on a copy of it where actors run ahead of the learner, or several
     in processes of their own, here or in Ray."""
-    if engines_in_ray(config):
-        return ray_engines(config, policy.loaded)
     if config.actors.engines and config.inference.backend == "transformers":
-        return engine_processes(config, policy.loaded)
+        return engine_workers(config, policy.loaded)
     ahead = config.actors.run_ahead and config.inference.backend == "transformers"
     return create_engine(config, copy_of(policy.loaded) if ahead else policy.loaded, shared=not ahead)
 

@@ -6,7 +6,7 @@ import torch
 
 from uirl.learner.figures import OnLearned
 from uirl.rollout.samples import anchors_of, samples_of_all
-from uirl.runtime.worker_thread import WorkerThread
+from uirl.runtime.event_loop import WorkerThread
 from uirl.training.assembly import Assembly
 from uirl.training.step_credit import StepCredit
 from uirl.types import Trajectory

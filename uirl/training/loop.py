@@ -19,7 +19,7 @@ from uirl.metrics import plain_row
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
-from uirl.runtime.garbage import set_aside
+from uirl.runtime.memory import set_aside
 from uirl.runtime.terminal import short
 from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly, assemble
@@ -30,8 +30,7 @@ from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episo
 from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
-from uirl.training.plan.guard import require_room
-from uirl.training.plan.settle import settle
+from uirl.training.plan import require_room, settle
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, say, tell_step
@@ -77,9 +76,8 @@ class RLTrainer:
         config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        if policy is None:
-            require_room(config)
         self._settled = settle(config, policy=policy)
+        require_room(self._settled)
         self.config = config = self._settled.config.check(training=True)
         self._parts: Assembly = assemble(
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
@@ -228,7 +226,7 @@ class RLTrainer:
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
-        flow.adapt(update, updated - collected)
+        flow.adapt(update)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)

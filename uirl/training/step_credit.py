@@ -10,7 +10,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.rollout.certifier import Certifier
+from uirl.rollout.replay import Certifier
 from uirl.types import Trajectory
 from uirl.verification.fork import ForkFinder
 from uirl.verification.prefixes import PrefixFinding, fork_of, step_rewards, with_step_rewards

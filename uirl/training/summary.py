@@ -132,16 +132,13 @@ def curriculum_rows(curriculum: Mapping[str, Any] | None) -> dict[str, str]:
     """Return lines of a table: of each level the tasks at the end and, over the run, share of the draws and success."""
     if curriculum is None:
         return {}
-    rows = {
+    return {
         f"curriculum: {level}": (
             f"{numbers['tasks']} tasks now; {percent(numbers['drawn'])} of the draws, success "
             f"{percent(numbers['success'])}, groups to learn from {percent(numbers['live_groups'])}"
         )
         for level, numbers in curriculum["levels"].items()
     }
-    parked = f"{curriculum['tasks_parked']} times, woken {curriculum['tasks_woken']} times"
-    silent = curriculum["tasks_silent"]
-    return rows | {"curriculum: tasks parked": parked + (f", never heard of {silent}" if silent else "")}
 
 
 def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:

@@ -1,9 +1,9 @@
 """Whether an episode solved its task: rules, a judge that looks at screenshots, both together, and how good they are.
 
-`outcome.py` three answers; `evidence.py`, `checks.py`, `rules.py` what is declared in task files; `judge.py` the judge
-with its `prompts.py`, `screens.py`, `answers.py`, `votes.py`, its server (`client.py`) and its `memory.py`; `hybrid.py`
-both together, and `quality.py` what is known of the judge; `prefixes.py` how far a failed episode was right, by the
-judge or by `fork.py`, which compares screens (`similarity.py`).
+`outcome.py` three answers and votes; `evidence.py` and `rules.py` what is declared in task files; `judge.py` the judge
+with its `prompts.py`, its server (`client.py`) and its `memory.py`; `hybrid.py` both together, and `quality.py` what is
+known of the judge; `prefixes.py` how far a failed episode was right, by the judge or by `fork.py`, which compares
+screens (`similarity.py`).
 """
 
 from typing import TYPE_CHECKING

@@ -14,23 +14,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from uirl.errors import ConfigError, JudgeFailure, is_round
+from uirl.errors import JudgeFailure, is_round
+from uirl.http.client import ErrorStatus, HTTPClient, NoResponse, RequestFailure, checked_url, count_tries
+from uirl.images import data_url
 from uirl.inference.openai.answers import ChatAnswer
-from uirl.inference.openai.wire import data_url
-from uirl.runtime.http import (
-    ErrorStatus,
-    HTTPTransport,
-    NoResponse,
-    RequestFailure,
-    RetryPolicy,
-    checked_url,
-    count_tries,
-)
 from uirl.runtime.limits import InputError, Limits, clip, read_json
 from uirl.runtime.wire import WireAnswer, WireError
-from uirl.verification.answers import WouldNotJudge, read_answer
 from uirl.verification.memory import JudgeMemory
-from uirl.verification.prompts import Prompt
+from uirl.verification.prompts import Prompt, WouldNotJudge, read_answer
 
 _LOG = logging.getLogger(__name__)
 _LIMITS = Limits(size=2**22)
@@ -115,7 +106,7 @@ class JudgeClient:
     """In which a request was taken."""
     _taken: set[str] = field(default_factory=set)
     """Forms of answers that were asked for in it and given."""
-    _transport: HTTPTransport = field(default_factory=lambda: HTTPTransport("server"))
+    _http: HTTPClient = field(init=False)
     _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(default_factory=WeakKeyDictionary)
     _asking: dict[tuple[int, str], asyncio.Lock] = field(default_factory=dict)
 
@@ -123,6 +114,7 @@ class JudgeClient:
         self.url = checked_url(self.url, f"the environment variable {self.api_key_env}")
         if urlsplit(self.url).path in ("", "/"):
             self.url += "/v1"
+        self._http = HTTPClient("server", self.api_key_env, retries=self.limits.retries)
 
     async def ask(
         self,
@@ -178,7 +170,7 @@ class JudgeClient:
 
     async def close(self) -> None:
         """Close all connections and the memory. Calling it twice is fine."""
-        await self._transport.close()
+        await self._http.close()
         self.memory.close()
 
     # -- parts of it -------------------------------------------------------------------------------------------
@@ -210,12 +202,14 @@ class JudgeClient:
                 )
             self.counts["calls"] += 1
             try:
-                content = await self._send(body)
+                answered = await self._http.send(
+                    "POST", f"{self.url}/chat/completions", json=body, timeout=self.limits.timeout
+                )
             except ErrorStatus as error:
                 told = error.response.text[:4000]
                 known = answer.__name__ in self._taken
                 if error.response.status in (400, 422) and not known and dialect.narrowed(told):
-                    said = self._without_key(told)
+                    said = self._http.shown(told)
                     _LOG.info("%s refuses a field of the request; asked again without: %.200s", self.url, said)
                     continue
                 raise self._failure(error) from None
@@ -223,22 +217,7 @@ class JudgeClient:
                 raise self._failure(error) from None
             self._dialect = dialect
             self._taken.add(answer.__name__)
-            return self._text(content)
-
-    async def _send(self, body: dict[str, Any]) -> bytes:
-        key = os.environ.get(self.api_key_env, "").strip()
-        if key and not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the environment variable {self.api_key_env} holds no key of printable ASCII")
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        response = await self._transport.send(
-            "POST",
-            f"{self.url}/chat/completions",
-            RetryPolicy(self.limits.retries),
-            timeout=self.limits.timeout,
-            headers=headers,
-            content=json.dumps(body, allow_nan=False).encode(),
-        )
-        return response.content
+            return self._text(answered.content)
 
     def _body(
         self, answer: type[A], messages: list[Any], vote: int, temperature: float, dialect: _Dialect
@@ -281,17 +260,13 @@ class JudgeClient:
         if not isinstance(failure, ErrorStatus):
             return judge_failure("connection", f"{tries}: {clip(str(failure), 200)}; is verification.judge_url right?")
         status = failure.response.status
-        told = f"{tries}: {status} {clip(self._without_key(failure.response.text), 200)}"
+        told = f"{tries}: {status} {self._http.shown(failure.response.text)}"
         if status == 429:
             return judge_failure("rate limit", f"{told}; lower verification.concurrent or raise verification.retries")
         if status >= 500:
             return judge_failure("server", told)
         hint = f"; is the key in {self.api_key_env} right?" if status in (401, 403) else ""
         return judge_failure("refused request", f"{told}{hint}")
-
-    def _without_key(self, text: str) -> str:
-        key = os.environ.get(self.api_key_env, "").strip()
-        return text.replace(key, "***") if key else text
 
     def _count(self, cause: str, failure: JudgeFailure) -> None:
         self.counts[cause] += 1

@@ -6,9 +6,9 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from uirl.errors import JudgeFailure, is_round
 from uirl.runtime.event_loop import EventLoopThread
@@ -25,21 +25,16 @@ from uirl.verification.client import (
 )
 from uirl.verification.evidence import Evidence, Pictures
 from uirl.verification.judge import Judge, JudgeOptions, JudgeVerdict, digest
-from uirl.verification.memory import Heard, JudgeMemory
+from uirl.verification.memory import JudgeMemory
 from uirl.verification.outcome import Finding, Outcome
-from uirl.verification.quality import ENOUGH, MIN_GAP, Channel, JudgeQuality, answers_that_matter
+from uirl.verification.quality import ENOUGH, MIN_GAP, Channel, Heard, JudgeQuality, answers_that_matter
 from uirl.verification.rules import RuleBook
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RULE, JUDGE, ASKED, SAVED, NO_ANSWER, NOBODY, PROCESS = (
-    "verification/rule",
-    "verification/judge",
-    "verification/asked",
-    "verification/saved",
-    "verification/no_answer",
-    "verification/nobody",
-    "verification/process",
+    f"verification/{name}" for name in ("rule", "judge", "asked", "saved", "no_answer", "nobody", "process")
 )
 """Numbers of an episode (`Trajectory.metrics`): what the rules and the judge said (1 passed, 0 failed, absent:
 nothing), whether the judge was asked (1), that was saved (1) or it gave no answer (1), whether it is unsolved because
@@ -80,12 +75,6 @@ class Verification:
     rule: Outcome
     judge: JudgeVerdict | None
     """None: it was not asked, or gave no answer."""
-
-    @property
-    def disagreement(self) -> bool:
-        """Whether rules and judge said different things."""
-        said = Outcome.UNKNOWN if self.judge is None else self.judge.outcome
-        return {self.rule, said} == {Outcome.PASSED, Outcome.FAILED}
 
     @property
     def verdict(self) -> Verdict:
@@ -138,15 +127,9 @@ class HybridVerifier:
 
     def verify(self, task_name: str, task_goal: str, trajectory: Trajectory) -> tuple[float, str]:
         """Return (score, reason) of an episode of the task. Raises JudgeFailure where the judge answers nobody."""
-        if self._loop is None:
-            self._loop = EventLoopThread("uirl-verifier")
-        found = self._loop.run(self.averify(task_name, task_goal, trajectory))
-        return found.score, found.reason
-
-    async def averify(self, task_name: str, task_goal: str, trajectory: Trajectory) -> Verification:
-        """Return what `verify` finds, in whole, for code that awaits."""
         task = replace(trajectory.task, id=task_name, goal=task_goal)
-        return await self.verify_evidence(Evidence(replace(trajectory, task=task)))
+        found = self._run(self.verify_evidence(Evidence(replace(trajectory, task=task))))
+        return found.score, found.reason
 
     async def judge_episode(
         self, trajectory: Trajectory, environment: Any = None, pictures: Pictures | None = None
@@ -160,9 +143,7 @@ class HybridVerifier:
     def __call__(self, trajectory: Trajectory, environment: Any = None) -> float:
         """Return the score, as a plain reward function does; the verdict stands in the trajectory then. Raises
         JudgeFailure where the judge answers nobody."""
-        if self._loop is None:
-            self._loop = EventLoopThread("uirl-verifier")
-        trajectory.verdict = self._loop.run(self.judge_episode(trajectory, environment))
+        trajectory.verdict = self._run(self.judge_episode(trajectory, environment))
         return trajectory.verdict.score
 
     async def verify_evidence(self, evidence: Evidence, *, worth_asking: bool = True) -> Verification:
@@ -209,11 +190,10 @@ class HybridVerifier:
 
     def quality(self) -> JudgeQuality:
         """Return how good the judge is, by the newest episodes of which rules knew the truth."""
-        quality = JudgeQuality(self.options.window, self.options.precision_limit)
+        window, heard = self.options.window, []
         if self.judge is not None:
-            for heard in self.judge.client.memory.heard(self._judge_in_run, self.options.window):
-                quality.add(heard.task, heard.truth, heard.said, heard.group)
-        return quality
+            heard = self.judge.client.memory.heard(self._judge_in_run, window)
+        return JudgeQuality(window, self.options.precision_limit, heard)
 
     async def close(self) -> None:
         """Close the connections to the judge's server, and its memory."""
@@ -221,6 +201,11 @@ class HybridVerifier:
             await self.judge.close()
 
     # -- parts of it -------------------------------------------------------------------------------------------
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._loop = EventLoopThread("uirl-verifier")
+        return self._loop.run(coroutine)
 
     @property
     def _judge_in_run(self) -> str:
@@ -284,13 +269,8 @@ class HybridVerifier:
         if truth != passed and is_round(self.counts["disagreed"]):
             _LOG.warning(
                 "rules and judge disagree (time %d) on %s of task %s: the rules say %s (%s), the judge %s (%s)",
-                self.counts["disagreed"],
-                shown(record.id),
-                shown(record.task.id),
-                rule.outcome.value,
-                shown(rule.reason, 200),
-                said.outcome.value,
-                shown(said.reason, 200),
+                *(self.counts["disagreed"], shown(record.id), shown(record.task.id)),
+                *(rule.outcome.value, shown(rule.reason, 200), said.outcome.value, shown(said.reason, 200)),
             )
 
     def _decide(

@@ -8,13 +8,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
 from uirl.runtime.patience import COMMANDS
 from uirl.runtime.sqlite import Connection, closed_on_error, open_file, require_tables
+from uirl.verification.quality import Heard
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created REAL NOT NULL);
@@ -33,17 +33,6 @@ _TABLES = {
     "heard_of": ("judge", "trajectory", "task", "grp", "truth", "said", "created"),
     "settled": ("judge", "grp", "true_accepts", "false_accepts"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One episode of which the judge and somebody more certain spoke."""
-
-    task: str
-    truth: bool
-    said: bool
-    group: str
-    """What it shares with the other episodes of its instance."""
 
 
 class JudgeMemory:
@@ -110,7 +99,7 @@ class JudgeMemory:
         with self._lock, self._errors():
             self._db.execute(
                 "INSERT OR REPLACE INTO heard_of VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (judge, trajectory, heard.task, heard.group, heard.truth, heard.said, time.time()),
+                (judge, trajectory, heard.task, heard.instance, heard.truth, heard.said, time.time()),
             )
 
     def heard(self, judge: str, newest: int) -> list[Heard]:

@@ -1,14 +1,24 @@
-"""What a judge is asked. Whatever a page or the policy wrote stands between marks that it cannot write itself."""
+"""What a judge is asked, and what it has to answer: JSON of a fixed form; anything else is junk.
+
+Whatever a page or the policy wrote stands between marks that it cannot write itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeVar
 
-from uirl.runtime.limits import clip, whole_characters
+from pydantic import Field
+
+from uirl.runtime.limits import InputError, Limits, clip, read_json, whole_characters
+from uirl.runtime.wire import WireAnswer, WireError
+from uirl.thoughts import split_thought
 from uirl.types import Trajectory, Turn
+from uirl.verification.outcome import Outcome
 
 VERSION = "2"
 """Part of the key of every kept answer: other words are another judge."""
@@ -114,11 +124,6 @@ class Goal:
             whole, most, by_person = whole_characters(trajectory.turns[0].observation.text), MAX_PAGE, False
         return cls(whole[:most], by_person, len(whole))
 
-    @property
-    def foreign(self) -> list[str]:
-        """The text, where a page may have written it."""
-        return [] if self.by_person else [self.text]
-
     def told(self, fence: Fence) -> str:
         """Return how the judge is told of it."""
         cut = ""
@@ -128,56 +133,40 @@ class Goal:
             return f"The goal, as the person set it{cut}:\n{self.text}"
         return f"The goal is what the first screen tells the agent to do{cut}:\n{fence.around(self.text)}"
 
-    def told_points(self, fence: Fence, points: Sequence[str]) -> str:
-        """Return the key points; those of a goal that a page may have written are in the words of that page."""
-        return _list(points) if self.by_person else fence.around(_list(points))
-
-    def foreign_points(self, points: Sequence[str]) -> list[str]:
-        """Return the key points, where a page may have moved what they say."""
-        return [] if self.by_person else [_list(points)]
-
 
 def ask_points(goal: Goal) -> Prompt:
     """Return the question for the key points of a goal."""
-    fence = Fence(goal.foreign)
-    return Prompt(fence.rules, _POINTS.format(goal=goal.told(fence)))
+    return _ask(_POINTS, goal)
 
 
 def ask_screens(goal: Goal, points: Sequence[str], numbers: Sequence[int]) -> Prompt:
     """Return the question which screenshots tell something; the pictures go with it, `numbers` are theirs."""
-    fence = Fence([*goal.foreign, *goal.foreign_points(points)])
-    told = {"goal": goal.told(fence), "points": goal.told_points(fence, points), "numbers": _numbers(numbers)}
-    return Prompt(fence.rules, _SCREENS.format(**told, count=len(numbers), first=numbers[0]))
+    return _ask(_SCREENS, goal, points, numbers)
 
 
 def ask_verdict(goal: Goal, points: Sequence[str], trajectory: Trajectory, numbers: Sequence[int]) -> Prompt:
     """Return the question for the verdict; the key screenshots go with it, `numbers` are theirs."""
-    steps, last = told_steps(trajectory), _last_words(trajectory)
-    fence = Fence([steps, last, *goal.foreign, *goal.foreign_points(points)])
-    user = _VERDICT.format(
-        goal=goal.told(fence),
-        points=goal.told_points(fence, points),
-        steps=fence.around(steps),
-        last=fence.around(last),
-        count=len(numbers),
-        numbers=_numbers(numbers) if numbers else "none",
-    )
-    return Prompt(fence.rules, user)
+    return _ask(_VERDICT, goal, points, numbers, steps=told_steps(trajectory), last=_last_words(trajectory))
 
 
 def ask_progress(goal: Goal, trajectory: Trajectory, numbers: Sequence[int]) -> Prompt:
     """Return the question whether all turns of the beginning of an episode were right; its screenshots go with it."""
-    steps = told_steps(trajectory)
     page = whole_characters(clip(trajectory.final.text if trajectory.final is not None else "", MAX_PAGE))
-    fence = Fence([steps, page, *goal.foreign])
-    user = _PROGRESS.format(
-        goal=goal.told(fence),
-        steps=fence.around(steps),
-        page=fence.around(page),
-        count=len(numbers),
-        numbers=_numbers(numbers) if numbers else "none",
-    )
-    return Prompt(fence.rules, user)
+    return _ask(_PROGRESS, goal, None, numbers, steps=told_steps(trajectory), page=page)
+
+
+def _ask(
+    form: str, goal: Goal, points: Sequence[str] | None = None, numbers: Sequence[int] = (), **evidence: str
+) -> Prompt:
+    """Return a question. `evidence` stands between marks, and so do a goal that a page may have written and its key
+    points, which are in the words of that page."""
+    listed = "\n".join(f"- {point}" for point in points or ())
+    foreign = [] if goal.by_person else [goal.text, *([] if points is None else [listed])]
+    fence = Fence([*evidence.values(), *foreign])
+    told = {name: fence.around(text) for name, text in evidence.items()} | {"goal": goal.told(fence)}
+    told["points"] = listed if goal.by_person or points is None else fence.around(listed)
+    told["numbers"] = ", ".join(f"#{number}" for number in numbers) or "none"
+    return Prompt(fence.rules, form.format(**told, count=len(numbers), first=numbers[0] if numbers else ""))
 
 
 def told_steps(trajectory: Trajectory) -> str:
@@ -211,9 +200,101 @@ def _last_words(trajectory: Trajectory) -> str:
     return whole_characters(text)
 
 
-def _list(points: Sequence[str]) -> str:
-    return "\n".join(f"- {point}" for point in points)
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+_LIMITS = Limits(size=2**16, items=2000, depth=8)
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+_REFUSAL = re.compile(
+    r"\W{0,3}(i'?m sorry|sorry[,.]|i can(?:'|no)?t |i am (?:unable|not able)|i'm unable|as an ai\b)", re.I
+)
+
+Short = Annotated[str, Field(max_length=2000)]
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(f"#{number}" for number in numbers)
+class KeyPoints(WireAnswer):
+    """What must hold for a goal to be reached."""
+
+    key_points: Annotated[list[Short], Field(min_length=1, max_length=12)]
+
+
+class ScreenScore(WireAnswer):
+    """How much one screenshot says about the key points."""
+
+    screen: int
+    score: Annotated[int, Field(ge=1, le=5)]
+
+
+class ScreenScores(WireAnswer):
+    """Of all screenshots that were shown."""
+
+    scores: Annotated[list[ScreenScore], Field(max_length=100)]
+
+
+class PointFound(WireAnswer):
+    """One key point."""
+
+    point: Short
+    met: Literal["yes", "no", "unsure"]
+    evidence: Short = ""
+
+
+class Judgement(WireAnswer):
+    """What a judge found: process apart from outcome, what the agent could not control apart from its mistakes
+    [Universal Verifier, arXiv 2604.06240]."""
+
+    key_points: Annotated[list[PointFound], Field(max_length=20)]
+    process: Annotated[float, Field(ge=0, le=1, strict=False)]
+    """How sensibly the agent went about it, whatever came of it."""
+    mistakes: Short = ""
+    """What the agent did wrong."""
+    obstacle: Literal["none", "environment", "task"] = "none"
+    """What the agent could not control and what made the goal impossible: a broken page, a captcha, a goal that cannot
+    be reached."""
+    outcome: Literal["success", "failure", "unclear"]
+    reason: Short
+
+    @property
+    def vote(self) -> Outcome:
+        """Success where every key point is met, failure, or unknown: it says so, contradicts itself, or claims a
+        success of which it shows no key point."""
+        if self.outcome == "success" and self.key_points and all(point.met == "yes" for point in self.key_points):
+            return Outcome.PASSED
+        return Outcome.FAILED if self.outcome == "failure" else Outcome.UNKNOWN
+
+
+class Progress(WireAnswer):
+    """What a judge says of the beginning of an episode."""
+
+    mistakes: Short = ""
+    """What the agent did wrong until there."""
+    on_track: Literal["yes", "no", "unclear"]
+    """Whether all steps until there were right, and the goal can still be reached."""
+    reason: Short
+
+    @property
+    def vote(self) -> Outcome:
+        """Passed where every step was right."""
+        return {"yes": Outcome.PASSED, "no": Outcome.FAILED, "unclear": Outcome.UNKNOWN}[self.on_track]
+
+
+class WouldNotJudge(ValueError):
+    """The judge would not answer."""
+
+
+A = TypeVar("A", bound=WireAnswer)
+
+
+def read_answer(model: type[A], text: str) -> A:
+    """Return the answer in a reply: one JSON object, which may follow a thought or stand in a code fence.
+    An object somewhere in other words does not count: it may be quoted from what is judged. Raises WouldNotJudge, and
+    ValueError for junk."""
+    said = text.strip()
+    if not said.startswith(("{", "```")):  # inside the object a thought may be quoted from what is judged
+        said = split_thought(said)[1].strip()
+    fenced = _FENCED.fullmatch(said)
+    try:
+        return model.read(read_json(fenced[1] if fenced else said, _LIMITS, "the answer"), "the answer")
+    except (InputError, WireError) as error:
+        if _REFUSAL.match(said):
+            raise WouldNotJudge(clip(said, 120)) from None
+        raise ValueError(f"{clip(str(error), 160)}; it said {clip(said, 120)!r}") from None

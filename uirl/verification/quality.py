@@ -111,23 +111,13 @@ class Confusion:
 
     def report(self) -> dict[str, Any]:
         """Return all numbers, those that matter first. Rates of nothing are None, which is not 0."""
-        return {
-            "episodes": self.n,
-            "instances": len(self.by_instance) or self.n,
-            "precision": self.precision,
-            "precision_interval": self.precision_interval,
-            "false_accept_rate": self.false_accept_rate,
-            "false_accept_interval": self.false_accept_interval,
-            "recall": self.recall,
-            "recall_interval": self.recall_interval,
-            "kappa": self.kappa,
-            "agreement": self.agreement,
-            "f1": self.f1,
-            "true_accepts": self.true_accepts,
-            "false_accepts": self.false_accepts,
-            "false_rejects": self.false_rejects,
-            "true_rejects": self.true_rejects,
-        }
+        names = (
+            *("precision", "precision_interval", "false_accept_rate", "false_accept_interval", "recall"),
+            *("recall_interval", "kappa", "agreement", "f1"),
+            *("true_accepts", "false_accepts", "false_rejects", "true_rejects"),
+        )
+        counted = {"episodes": self.n, "instances": len(self.by_instance) or self.n}
+        return counted | {name: getattr(self, name) for name in names}
 
     def _interval(self, part: str, whole: str) -> Interval | None:
         if not getattr(self, whole):
@@ -173,7 +163,7 @@ ENOUGH = 10
 """Solved and unsolved episodes each that an estimate of the error rates needs."""
 
 
-class Pair(NamedTuple):
+class Heard(NamedTuple):
     """What a judge said of one episode of which the truth is known."""
 
     task: str
@@ -191,11 +181,11 @@ class JudgeQuality:
     """Episodes that count as the newest."""
     limit: float | None = None
     """A judge whose precision interval (of the newest) lies below this is not believed alone; None: it always is."""
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[Heard] = field(default_factory=list)
 
     def add(self, task: str, truth: bool, said: bool, instance: str | None = None) -> None:
-        """Note one episode. `instance`: see `Pair`; None: it shares it with none."""
-        self.pairs.append(Pair(task, truth, said, f"episode {len(self.pairs)}" if instance is None else instance))
+        """Note one episode. `instance`: see `Heard`; None: it shares it with none."""
+        self.pairs.append(Heard(task, truth, said, f"episode {len(self.pairs)}" if instance is None else instance))
 
     @property
     def overall(self) -> Confusion:
@@ -208,7 +198,7 @@ class JudgeQuality:
     @property
     def by_task(self) -> Mapping[str, Confusion]:
         """Task -> its counts, in the order of their names."""
-        pairs: dict[str, list[Pair]] = defaultdict(list)
+        pairs: dict[str, list[Heard]] = defaultdict(list)
         for pair in self.pairs:
             pairs[pair.task].append(pair)
         return {task: _confusion(pairs[task]) for task in sorted(pairs)}
@@ -249,7 +239,7 @@ class JudgeQuality:
         }
 
 
-def _confusion(pairs: Iterable[Pair]) -> Confusion:
+def _confusion(pairs: Iterable[Heard]) -> Confusion:
     counted = list(pairs)
     return Confusion.of(((pair.truth, pair.said) for pair in counted), (pair.instance for pair in counted))
 

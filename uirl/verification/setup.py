@@ -8,10 +8,9 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.verification.client import CallLimits, JudgeClient, default_key_variable, default_url
 from uirl.verification.hybrid import HybridOptions, HybridVerifier
-from uirl.verification.judge import Judge, JudgeOptions
+from uirl.verification.judge import Judge, JudgeOptions, ScreenLimits
 from uirl.verification.memory import JudgeMemory
 from uirl.verification.rules import RuleBook
-from uirl.verification.screens import ScreenLimits
 
 MEMORY = "judge.sqlite"
 """File of the judge's memory in the folder of the runs."""

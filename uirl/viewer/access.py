@@ -1,32 +1,19 @@
-"""Who may ask: the guard before every route of the viewer.
-
-On a loopback address the `Host` of a request must be that address: a page of another site whose name was bound to
-127.0.0.1 later (DNS rebinding) sends its own name. Beyond loopback a token is needed. Requests that pages of other
-sites make are refused either way.
-"""
+"""Who may ask the viewer: this machine alone, or whoever has the token, by header, by cookie, or once by address."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from uirl.runtime.connections import PROVE
+from uirl.http.guard import Refusal, Rules, is_secret, token_of
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-WRITES = ("POST", "PUT", "DELETE", "PATCH")
-WRITTEN_TYPES = ("application/json", "text/csv")
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
@@ -48,16 +35,22 @@ class Access:
     """As it was bound."""
     port: int
     token: str | None = None
-    """None: none is needed, and only names of the loopback address are answered to."""
+    """None: none is needed, and only names of this machine are answered to."""
 
-    @property
-    def hosts(self) -> frozenset[str] | None:
-        """Values of `Host` that are answered to; None: any, as the token says who asks."""
-        if self.token is not None:
-            return None
-        names = {"localhost", "127.0.0.1", "[::1]", _in_url(self.host)}
-        plain = names if self.port == 80 else set()
-        return frozenset({f"{name}:{self.port}" for name in names} | plain)
+    def rules(self, body_limit: int) -> Rules:
+        """Return the rules of the viewer's guard."""
+        return Rules(
+            answer=lambda refusal: JSONResponse(
+                {"error": str(refusal)}, refusal.status, {**refusal.headers, "cache-control": "no-store"}
+            ),
+            admit=self._admit,
+            body_limit=body_limit,
+            local_only=self.token is None,
+            port=self.port,
+            content_types=("application/json", "text/csv"),
+            opened_from_elsewhere=_opens_page,
+            headers=HEADERS,
+        )
 
     @property
     def cookie(self) -> str:
@@ -66,119 +59,38 @@ class Access:
 
     @property
     def cookie_value(self) -> str:
-        assert self.token is not None
-        return hmac.new(self.token.encode(), b"uirl view", hashlib.sha256).hexdigest()
+        return hmac.new((self.token or "").encode(), b"uirl view", hashlib.sha256).hexdigest()
 
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address. A name other than localhost may lead anywhere."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-class Guard:
-    """ASGI middleware: refuses, or lets through and adds `HEADERS` to the answer."""
-
-    def __init__(self, app: Any, access: Access) -> None:
-        self._app, self._access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        answer = self._refusal(scope)
-        if answer is None and PROVE in scope:
-            scope[PROVE]()  # where there are too many connections, those that were refused go first
-        await (answer or self._app)(scope, receive, _with_headers(send))
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        hosts = self._access.hosts
-        host = headers.get("host", "")
-        if hosts is not None and host not in hosts:
-            return _refuse(403, f"this viewer answers to {', '.join(sorted(hosts))}; got the host {host[:100]!r}")
-        if not _same_site(headers, host, scope):
-            return _refuse(403, "requests from pages of other sites are refused; open the viewer itself")
-        if self._access.token is not None and not self._known(headers):
-            return self._welcome(scope) or _refuse(
-                401, "this viewer wants a token: open it with ?token=..., or send 'Authorization: Bearer ...'"
-            )
-        if scope["method"] in ("POST", "PUT") and _type_of(headers) not in WRITTEN_TYPES:
-            got = headers.get("content-type", "")[:60]
-            return _refuse(400, f"got the content type {got!r}, expected one of {', '.join(WRITTEN_TYPES)}")
-        return None
-
-    def _known(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        assert self._access.token is not None
-        if scheme.lower() == "bearer" and _equal(given.strip(), self._access.token):
-            return True
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._access.cookie)
-        except CookieError:
-            return False
-        return found is not None and _equal(found.value, self._access.cookie_value)
-
-    def _welcome(self, scope: Scope) -> Response | None:
-        """Return the page that follows a right token in the address: it keeps a cookie, and the token leaves the
-        address. None: there is none, or a wrong one."""
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    def _admit(self, connection: HTTPConnection) -> Collection[str] | Response:
+        if self.token is None or is_secret(token_of(connection), self.token) or self._has_cookie(connection):
+            return {"reader"}
+        query = parse_qs(connection.scope.get("query_string", b"").decode("latin-1"))
         given = query.pop("token", [""])[-1]
-        if scope["method"] != "GET" or not _equal(given, self._access.token or ""):
-            return None
+        if connection.scope["method"] != "GET" or not is_secret(given, self.token):
+            raise Refusal(
+                401, "token", "this viewer wants a token: open it with ?token=..., or send 'Authorization: Bearer ...'"
+            )
+        # The token leaves the address, and a cookie stays. Reloaded by the page itself: a redirect after a click in a
+        # mail would not carry a strict cookie; by a script, as only that knows what stands behind the # of a link.
         rest = urlencode(query, doseq=True)
-        # reloaded by the page itself: a redirect after a click in a mail would not carry a strict cookie
-        # by a script, as only that knows what stands behind the # of a link
-        refresh = HTMLResponse(
+        page = HTMLResponse(
             '<!doctype html><script src="/static/lib/enter.js"></script>'
             f'<noscript><meta http-equiv="refresh" content="0;url=/{"?" if rest else ""}{rest}"></noscript>'
         )
-        refresh.set_cookie(self._access.cookie, self._access.cookie_value, httponly=True, samesite="strict")
-        refresh.headers["cache-control"] = "no-store"
-        return refresh
+        page.set_cookie(self.cookie, self.cookie_value, httponly=True, samesite="strict")
+        page.headers["cache-control"] = "no-store"
+        return page
+
+    def _has_cookie(self, connection: HTTPConnection) -> bool:
+        try:
+            found = SimpleCookie(connection.headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return False
+        return found is not None and is_secret(found.value, self.cookie_value)
 
 
-def _same_site(headers: Headers, host: str, scope: Scope) -> bool:
-    origin = headers.get("origin")
-    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-        return False
-    site = headers.get("sec-fetch-site", "none")
-    opens_page = (
-        scope["method"] == "GET"
-        and headers.get("sec-fetch-mode") == "navigate"
-        and headers.get("sec-fetch-dest", "document") == "document"
-        and not scope["path"].startswith("/api")
-    )
-    return site in ("none", "same-origin") or opens_page  # a permalink in a chat may be followed
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message["headers"]}
-            more = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in there]
-            message["headers"] = [*message["headers"], *more]
-        await send(message)
-
-    return sending
-
-
-def _refuse(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status, {"cache-control": "no-store"})
-
-
-def _type_of(headers: Headers) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _equal(given: str, expected: str) -> bool:
-    return bool(expected) and hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+def _opens_page(connection: HTTPConnection) -> bool:
+    """Return whether a link is followed to a page: a permalink in a chat may be, to data it may not."""
+    sent = connection.headers
+    document = sent.get("sec-fetch-mode") == "navigate" and sent.get("sec-fetch-dest", "document") == "document"
+    return connection.scope["method"] == "GET" and document and not connection.scope["path"].startswith("/api")

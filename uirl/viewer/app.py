@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,26 +20,25 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from uirl.errors import UirlError
+from uirl.http.guard import Guard, Refusal
+from uirl.images import media_type
 from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
 from uirl.storage.database import StoreBusy
 from uirl.storage.labels import fields_of, read_sheet, write_sheet
-from uirl.viewer import live
-from uirl.viewer.access import Access, Guard
-from uirl.viewer.charts import charts_of
+from uirl.viewer.access import Access
 from uirl.viewer.episode import episode, mark_of, outline, turn_of, turn_tokens
-from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
+from uirl.viewer.export import PAGE_POLICY, page_of
 from uirl.viewer.files import read_object, read_text
 from uirl.viewer.groups import group
 from uirl.viewer.listing import line_of as line_of_run
 from uirl.viewer.listing import list_of, noted
-from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, media_type, small_picture
-from uirl.viewer.runs import Run, Runs
-from uirl.viewer.search import answer, facets, line_of, read_question
+from uirl.viewer.metrics import charts_of
+from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, small_picture
+from uirl.viewer.runs import Indexing, Run, Runs
+from uirl.viewer.search import answer, facets, line_of, read_question, whole
 
 STATIC = Path(__file__).parent / "static"
-MOST_FOLLOWED = 8
-"""Runs of one stream: as many as a page lays over each other."""
 BODY, SHEET = 1 << 16, 32 << 20
 """Bytes of a label and of a sheet at most."""
 SMALL_JSON = Limits(size=BODY, items=100, depth=4)
@@ -51,12 +50,12 @@ class NotThere(UirlError):
     """What a request names is not here: answered by 404."""
 
 
-def create_app(runs: Runs, access: Access, streams: live.Streams | None = None) -> Any:
-    """Return the ASGI application over these runs, behind its guard. `streams`: holds its streams of events."""
+def create_app(runs: Runs, access: Access) -> Any:
+    """Return the ASGI application over these runs, behind its guard."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        indexing = live.Indexing(runs)
+        indexing = Indexing(runs)
         indexing.start()
         try:
             yield
@@ -64,14 +63,16 @@ def create_app(runs: Runs, access: Access, streams: live.Streams | None = None) 
             indexing.stop()
             await run_in_threadpool(runs.close)
 
-    app = Starlette(routes=Api(runs, streams or live.Streams()).routes(), lifespan=lifespan)
+    app = Starlette(routes=Api(runs).routes(), lifespan=lifespan)
     app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
     app.add_exception_handler(InputError, lambda _, error: _error(400, error))
     app.add_exception_handler(UirlError, _unreadable)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
-    return Guard(WholeIds(app), access)
+    rules = access.rules(SHEET)
+    app.add_exception_handler(Refusal, lambda _, refusal: rules.answer(refusal))
+    return Guard(WholeIds(app), rules)
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
@@ -88,8 +89,8 @@ def _failed(request: Request, error: Exception) -> Response:
 class Api:
     """What each route answers. Sync methods run on threads: they read files."""
 
-    def __init__(self, runs: Runs, streams: live.Streams) -> None:
-        self._runs, self._streams = runs, streams
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes. Ids may hold slashes, so what stands behind them is matched first."""
@@ -99,19 +100,17 @@ class Api:
             Route("/api/runs/{run}", self.show_run),
             Route("/api/runs/{run}/metrics", self.metrics),
             Route("/api/runs/{run}/metrics.csv", self.metrics_csv),
-            Route("/api/events", self.events),
             Route("/api/runs/{run}/facets", self.facets),
             Route("/api/runs/{run}/labels.csv", self.labels, methods=["GET"]),
             Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
             Route("/api/runs/{run}/images/{hash}", self.image),
-            Route("/api/runs/{run}/images/{hash}/small", self.small),
+            Route("/api/runs/{run}/images/{hash}/small", self.image),
             Route("/api/runs/{run}/fed/{id:path}/{turn}/{place}.png", self.fed),
             Route("/api/runs/{run}/trajectories", self.trajectories),
             Route("/api/runs/{run}/groups/{group:path}", self.group),
             Route(f"{one}/turns/{{turn}}", self.turn),
             Route(f"{one}/tokens", self.tokens),
             Route(f"{one}/export.html", self.export_page),
-            Route(f"{one}/export.gif", self.export_film),
             Route(f"{one}/label", self.put_label, methods=["PUT"]),
             Route(f"{one}/label", self.remove_label, methods=["DELETE"]),
             Route(one, self.trajectory),
@@ -146,25 +145,12 @@ class Api:
 
     def metrics(self, request: Request) -> Response:
         since = _whole(request, "since")
-        return _json(live.metrics(self._run(request), since, _whole(request, "sample") == 1))
+        return _json(self._run(request).curves.read(since, _whole(request, "sample") == 1).to_dict())
 
     def metrics_csv(self, request: Request) -> Response:
         run = self._run(request)
-        return live.csv_of(run)
-
-    async def events(self, request: Request) -> Response:
-        asked = request.query_params.getlist("run")
-        if not 1 <= len(asked) <= MOST_FOLLOWED:
-            raise InputError(f"got {len(asked)} runs, expected 1 to {MOST_FOLLOWED}, each as run=KEY,SINCE,SAMPLE")
-        followed = [await run_in_threadpool(self._followed, one) for one in asked]
-        stream = self._streams.events(followed, request)
-        return stream or _error(429, NotThere("there are enough streams of this address: ask /metrics now and then"))
-
-    def _followed(self, text: str) -> live.Followed:
-        key, *places = text.split(",")
-        if len(places) != 2 or places[1] not in ("0", "1"):
-            raise InputError(f"got run={shown(text)}, expected KEY,SINCE,SAMPLE")
-        return live.Followed(self._named(key), _number("since", places[0]), places[1] == "1")
+        headers = {**FRESH, "content-disposition": f'attachment; filename="{run.key}-metrics.csv"'}
+        return StreamingResponse(run.curves.csv(), headers=headers, media_type="text/csv")
 
     def facets(self, request: Request) -> Response:
         run = self._run(request)
@@ -189,7 +175,7 @@ class Api:
         return _json(outline(run, id, self._row(run, id)))
 
     def turn(self, request: Request) -> Response:
-        run, index = self._run(request), _number("turn", request.path_params["turn"])
+        run, index = self._run(request), whole("turn", request.path_params["turn"])
         turns = self._turns(request, index)
         return _json(turn_of(run, _id(request), turns, index))
 
@@ -218,25 +204,14 @@ class Api:
 
         return StreamingResponse(pieces(), headers=headers, media_type="text/html; charset=utf-8")
 
-    def export_film(self, request: Request) -> Response:
-        run, id = self._run(request), _id(request)
-        shown_episode = episode(run, id, self._row(run, id))
-        data = film_of(shown_episode, run.store, delay=_whole(request, "delay") or DELAY)
-        return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
-
     def image(self, request: Request) -> Response:
-        run, hash = self._run(request), request.path_params["hash"]
-        data = run.store.image(hash)
-        return Response(data, headers=FOREVER, media_type=media_type(data))
-
-    def small(self, request: Request) -> Response:
-        run, hash = self._run(request), request.path_params["hash"]
-        data = small_picture(run.store.image(hash))
+        data = self._run(request).store.image(request.path_params["hash"])
+        data = small_picture(data) if request.url.path.endswith("/small") else data
         return Response(data, headers=FOREVER, media_type=media_type(data))
 
     def fed(self, request: Request) -> Response:
         run = self._run(request)
-        turn, place = (_number(name, request.path_params[name]) for name in ("turn", "place"))
+        turn, place = (whole(name, request.path_params[name]) for name in ("turn", "place"))
         pictures = fed_pictures(self._turns(request, turn), turn, Sizes(run.store))
         if place >= len(pictures):
             raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
@@ -288,9 +263,7 @@ class Api:
         return _json({"read": len(found) - len(unknown), "unknown": unknown})
 
     def _run(self, request: Request) -> Run:
-        return self._named(request.path_params["run"])
-
-    def _named(self, key: str) -> Run:
+        key = request.path_params["run"]
         run = self._runs.get(key)
         if run is None:
             raise NotThere(f"there is no run {shown(key)}; /api/runs lists them")
@@ -350,13 +323,7 @@ def _attachment(id: str, ending: str) -> str:
 
 
 def _whole(request: Request, name: str) -> int:
-    return _number(name, request.query_params.get(name, "0"))
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 16:
-        raise InputError(f"got {name}={shown(text)}, expected a whole number")
-    return int(text)
+    return whole(name, request.query_params.get(name, "0"))
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -391,6 +358,3 @@ def _error(status: int, error: Exception) -> Response:
     answer = _json({"error": str(error)})
     answer.status_code = status
     return answer
-
-
-Handler = Callable[[Request], Response]

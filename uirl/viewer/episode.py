@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, StorageError
-from uirl.storage.labels import Label
-from uirl.types import Observation, Task, ToolResult, Trajectory, Turn, Verdict
+from uirl.types import Observation, ToolResult, Trajectory, Turn
 from uirl.viewer.files import is_file, opened
 from uirl.viewer.flags import flags_of_reply
-from uirl.viewer.marks import GRID, Mark, marks_of
+from uirl.viewer.marks import GRID, marks_of
 from uirl.viewer.pictures import Fed, Sizes, fed_pictures
 from uirl.viewer.runs import Run
-from uirl.viewer.search import neighbours
 from uirl.viewer.tokens import coordinates_of, heat_of, tokens_of
 
 JUDGEMENTS = "judgements"
@@ -30,6 +28,7 @@ LETTERS = 60
 """Of what a turn without a picture read that the strip shows."""
 OPENING = 600
 """Letters of what the environment said first, shown where a task has no goal."""
+_AS_RECORDED = ("reward", "finish_reason", "terminated", "truncated", "policy_version", "starts_segment", "info")
 
 
 def episode(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,8 +37,8 @@ def episode(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
     Raises StorageError for an unknown id.
     """
     trajectory = run.store.get(id, pictures=False)
-    shown = _Shown(run.key, id, trajectory.turns, Sizes(run.store), grid_of(run))
-    return _about(run, trajectory, row) | {"turns": [shown.turn(i) for i in range(len(trajectory.turns))]}
+    turns, sizes, grid = trajectory.turns, Sizes(run.store), grid_of(run)
+    return _about(run, trajectory, row) | {"turns": [_turn(run, id, turns, i, sizes, grid) for i in range(len(turns))]}
 
 
 def outline(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,27 +52,47 @@ def outline(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def turn_of(run: Run, id: str, turns: Sequence[Turn], index: int) -> dict[str, Any]:
     """Return one turn of a trajectory, whole."""
-    return _Shown(run.key, id, turns, Sizes(run.store), grid_of(run)).turn(index)
+    return _turn(run, id, turns, index, Sizes(run.store), grid_of(run))
+
+
+def _turn(run: Run, id: str, turns: Sequence[Turn], index: int, sizes: Sizes, grid: int | None) -> dict[str, Any]:
+    turn = turns[index]
+    fed = fed_pictures(turns, index, sizes)
+    return {
+        "index": index,
+        "observation": _seen(turn.observation),
+        "fed": [_fed(run.key, id, index, i, one) for i, one in enumerate(fed)],
+        "thought": turn.action.thought,
+        "reply": turn.action.text,
+        "action_text": without_thought(turn.action.text, turn.action.thought),
+        "calls": list(_calls(turn)),
+        "parse_error": turn.action.parse_error,
+        "marks": _marks_of(turn, fed, grid),
+        "flags": flags_of_reply(turn.action.text),
+        "context_tokens": len(turn.context_ids),
+        "response_tokens": len(turn.response_ids),
+        **{name: getattr(turn, name) for name in _AS_RECORDED},
+    }
 
 
 def _about(run: Run, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
-    label = run.labels.get(row["id"])
-    previous, following = neighbours(run.index, row["number"])
+    label, verdict, seed = run.labels.get(row["id"]), trajectory.verdict, trajectory.task.seed
+    previous, following = (run.index.beside(row["number"], side) for side in ("<", ">"))
     return {
         **{name: row[name] for name in ("id", "number", "step", "split", "created", "level", "flags")},
         "previous": previous,
         "next": following,
         "opening": trajectory.turns[0].observation.text[:OPENING] if trajectory.turns else "",
-        "task": _task(trajectory.task, trajectory.seed) | {"id": row["task_id"]},
+        "task": asdict(trajectory.task) | {"id": row["task_id"], "seed": trajectory.seed if seed is None else seed},
         "group_id": row["group_id"],
         "stop_reason": trajectory.stop_reason,
         "failure": None if trajectory.failure is None else asdict(trajectory.failure),
         "reward": trajectory.total_reward(),
         "success": trajectory.success,
         "metrics": trajectory.metrics,
-        "verdict": _verdict(trajectory.verdict),
+        "verdict": None if verdict is None else asdict(verdict),
         "verdict_evidence": _evidence(run.folder, row["id"], trajectory.metrics),
-        "label": _label(label),
+        "label": None if label is None else label.to_dict(),
         **_origin(run, row["id"], trajectory),
         "final": None if trajectory.final is None else _seen(trajectory.final),
     }
@@ -104,7 +123,7 @@ def turn_tokens(run: Run, id: str, turns: Sequence[Turn], index: int, *, context
     at = _seen_last(turn, fed)
     heat = heat_of(coordinates, None if at is None else fed[at], at, grid_of(run))
     moved = len(tokens) - len(turn.response_ids)
-    places = [{**one.to_dict(), "start": one.start + moved, "stop": one.stop + moved} for one in coordinates]
+    places = [{**asdict(one), "start": one.start + moved, "stop": one.stop + moved} for one in coordinates]
     return {"turn": index, "tokens": tokens, "coordinates": places, "heat": heat}
 
 
@@ -121,63 +140,23 @@ def grid_of(run: Run) -> int | None:
     return GRID if on_grid else None
 
 
-def marks_of_turn(turn: Turn, fed: list[Fed], grid: int | None) -> list[dict[str, Any]]:
+def _marks_of(turn: Turn, fed: list[Fed], grid: int | None) -> list[dict[str, Any]]:
     """Return the marks of a turn, on the last picture that it saw."""
     at = _seen_last(turn, fed)
     picture = None if at is None else fed[at]
     calls = [(call.name, call.arguments) for call in turn.action.tool_calls]
-    marks = marks_of(calls, None if picture is None else picture.raw_size, grid)
-    return [_mark(mark, at, picture) for mark in marks]
+    marks = []
+    for mark in marks_of(calls, None if picture is None else picture.raw_size, grid):
+        places = {"raw": mark.places, "fed": () if picture is None else picture.to_fed(mark.places)}
+        flat = {name: [value for place in found for value in place] or None for name, found in places.items()}
+        marks.append({"kind": mark.kind, **flat, "image": at, "text": mark.text})
+    return marks
 
 
 def _seen_last(turn: Turn, fed: list[Fed]) -> int | None:
     """Return which of the fed pictures is the last one that the turn was shown, what actions point at; None: none."""
     shown = turn.observation.images[-1] if turn.observation.images else None
     return next((i for i in reversed(range(len(fed))) if fed[i].hash == shown), None)
-
-
-def _mark(mark: Mark, at: int | None, picture: Fed | None) -> dict[str, Any]:
-    raw = [value for place in mark.places for value in place]
-    fed = [] if picture is None else [value for place in picture.to_fed(mark.places) for value in place]
-    return {"kind": mark.kind, "raw": raw or None, "fed": fed or None, "image": at, "text": mark.text}
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """The turns of one trajectory, and what is needed to show one of them."""
-
-    key: str
-    """Of the run."""
-    id: str
-    turns: Sequence[Turn]
-    sizes: Sizes
-    grid: int | None
-    """See `grid_of`."""
-
-    def turn(self, index: int) -> dict[str, Any]:
-        turn = self.turns[index]
-        fed = fed_pictures(self.turns, index, self.sizes)
-        return {
-            "index": index,
-            "observation": _seen(turn.observation),
-            "fed": [_fed(self.key, self.id, index, i, one) for i, one in enumerate(fed)],
-            "thought": turn.action.thought,
-            "reply": turn.action.text,
-            "action_text": without_thought(turn.action.text, turn.action.thought),
-            "calls": list(_calls(turn)),
-            "parse_error": turn.action.parse_error,
-            "reward": turn.reward,
-            "finish_reason": turn.finish_reason,
-            "terminated": turn.terminated,
-            "truncated": turn.truncated,
-            "policy_version": turn.policy_version,
-            "starts_segment": turn.starts_segment,
-            "marks": marks_of_turn(turn, fed, self.grid),
-            "flags": flags_of_reply(turn.action.text),
-            "context_tokens": len(turn.context_ids),
-            "response_tokens": len(turn.response_ids),
-            "info": turn.info,
-        }
 
 
 def without_thought(text: str, thought: str) -> str:
@@ -194,20 +173,13 @@ def _calls(turn: Turn) -> Iterator[dict[str, Any]]:
         result: ToolResult | None = fits[0] if fits else None
         if result is not None:
             left.remove(result)
-        yield {
-            "name": call.name,
-            "arguments": call.arguments,
-            "result": None if result is None else result.text,
-            "success": None if result is None else result.success,
-            "seconds": None if result is None else result.seconds,
-        }
+        came = {name: getattr(result, name, None) for name in ("success", "seconds")}
+        yield {"name": call.name, "arguments": call.arguments, "result": getattr(result, "text", None), **came}
 
 
 def _seen(observation: Observation) -> dict[str, Any]:
-    results = [
-        {"name": one.name, "arguments": one.arguments, "success": one.success, "text": one.text, "seconds": one.seconds}
-        for one in observation.tool_results
-    ]
+    said = ("name", "arguments", "success", "text", "seconds")
+    results = [{name: getattr(one, name) for name in said} for one in observation.tool_results]
     shown = {"text": observation.text, "images": list(observation.images), "tool_results": results}
     return shown | {"info": observation.info}
 
@@ -224,19 +196,6 @@ def _fed(key: str, id: str, turn: int, place: int, fed: Fed) -> dict[str, Any]:
     url = f"/api/runs/{key}/fed/{quote(segment, safe='')}/{turn}/{place}.png?of={mark_of(fed)}"
     transform = None if fed.transform is None else asdict(fed.transform)
     return {"hash": fed.hash, "raw_size": fed.raw_size, "fed_size": fed.fed_size, "transform": transform, "url": url}
-
-
-def _task(task: Task, seed: int | None) -> dict[str, Any]:
-    said = asdict(task)
-    return said | {"seed": seed if task.seed is None else task.seed}
-
-
-def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
-    return None if verdict is None else asdict(verdict)
-
-
-def _label(label: Label | None) -> dict[str, Any] | None:
-    return None if label is None else label.to_dict()
 
 
 def _origin(run: Run, id: str, trajectory: Trajectory) -> dict[str, Any]:

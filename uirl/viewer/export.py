@@ -1,32 +1,40 @@
-"""One trajectory as a file to send: a page without scripts with its pictures inside, or a film."""
+"""One trajectory as a file to send: a page without scripts, with its pictures inside."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.limits import InputError, whole_characters
 from uirl.storage import TrajectoryStore
-from uirl.viewer.unseen import visible
 
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of the page: whatever the episode holds, no script runs and nothing is loaded."""
-PAGE_SIDE, FILM_SIDE = 1280, 720
+PAGE_SIDE = 1280
 """Longest side of the pictures, in pixels."""
-DELAY = 1200
-"""Milliseconds of one picture of the film."""
-MOST_FRAMES = 200
-LINES = 3
-"""Lines of words below a picture of the film."""
 _MARK = (230, 40, 60)
+_NEVER = (
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"
+)
+_BETWEEN = "[^\x00-\u02af\u2000-\u206f\\s]"
+UNSEEN = re.compile(
+    f"[{_NEVER}]"
+    # joiners belong between letters of some scripts and between emoji, a selector of a glyph behind what it selects
+    f"|[\u200c\u200d](?!{_BETWEEN})|(?<!{_BETWEEN})[\u200c\u200d]"
+    "|(?<![^\\s\ufe00-\ufe0f])[\ufe00-\ufe0f]"
+)
+"""Control characters but for tabs and line ends, and whatever has no glyph: marks of direction, soft hyphens, spaces
+without width, joiners where nothing is joined, tags. `lib/format.js` of the pages has the same."""
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -59,26 +67,6 @@ def page_of(episode: Mapping[str, Any], store: TrajectoryStore) -> Iterator[byte
         words = f"<div><h2>At the end</h2>{_seen(last)}</div>"
         yield f"<section><div>{_pictures(last, store)}</div>{words}</section>".encode()
     yield b"</body></html>\n"
-
-
-def film_of(episode: Mapping[str, Any], store: TrajectoryStore, *, delay: int = DELAY) -> bytes:
-    """Return an animated GIF: a picture per turn with its marks, the action below; at most `MOST_FRAMES`.
-
-    `delay`: milliseconds of one picture. Raises InputError where the episode shows no picture that was kept.
-    """
-    frames = list(_frames(episode, store))
-    if not frames:
-        raise InputError("the episode shows no picture that was kept; export it as a page instead")
-    width, height = (max(frame.size[i] for frame in frames) for i in (0, 1))
-    same = [_on_canvas(frame, width, height).quantize(128, dither=Image.Dither.NONE) for frame in frames]
-    out = io.BytesIO()
-    pause = max(20, min(delay, 10_000))
-    durations = [pause] * (len(same) - 1) + [2 * pause]
-    same[0].save(out, format="GIF", save_all=True, append_images=same[1:], duration=durations, loop=0, optimize=False)
-    return out.getvalue()
-
-
-# -- the page --------------------------------------------------------------------------------------------------------
 
 
 def _head(episode: Mapping[str, Any]) -> str:
@@ -159,7 +147,8 @@ def _svg(marks: Sequence[Mapping[str, Any]], side: int) -> str:
 
 def _data(picture: Image.Image) -> str:
     out = io.BytesIO()
-    shrunk = _shrunk(picture, PAGE_SIDE)
+    shrunk = picture.copy()
+    shrunk.thumbnail((PAGE_SIDE, PAGE_SIDE))
     if shrunk.width * shrunk.height <= 300 * 300:
         shrunk.save(out, format="PNG")
         kind = "png"
@@ -169,72 +158,26 @@ def _data(picture: Image.Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-def _text(value: Any) -> str:
-    whole = whole_characters(value if isinstance(value, str) else str(value))
-    return escape(visible(whole))
-
-
 def _joined(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
 
 
-# -- the film --------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _frames(episode: Mapping[str, Any], store: TrajectoryStore) -> Iterator[Image.Image]:
-    turns = [*episode["turns"]]
-    if episode["final"] is not None:
-        turns.append(
-            {"observation": episode["final"], "marks": [], "index": len(turns), "calls": [], "action_text": ""}
-        )
-    for turn in turns[:MOST_FRAMES]:
-        images = turn["observation"]["images"]
-        picture = _open(store, images[-1]) if images else None
-        if picture is not None:
-            yield _frame(picture, turn, f"{turn['index'] + 1} / {len(turns)}")
+def visible(text: str) -> str:
+    """Return a text with its characters that cannot be seen as their codes: `\\u202e`, `\\u{e0041}`."""
+    return UNSEEN.sub(_code, text)
 
 
-def _frame(picture: Image.Image, turn: Mapping[str, Any], counter: str) -> Image.Image:
-    whole, shown = picture.size, _enlarged(_shrunk(picture, FILM_SIDE))
-    scale = shown.width / whole[0], shown.height / whole[1]
-    font = ImageFont.load_default(size=13)
-    line = 17
-    frame = Image.new("RGB", (shown.width, shown.height + LINES * line + 8), (20, 22, 26))
-    frame.paste(shown, (0, 0))
-    draw = ImageDraw.Draw(frame)
-    for mark in turn["marks"]:
-        if mark["raw"] is not None:
-            points = [((v + 0.5) * scale[i % 2]) for i, v in enumerate(mark["raw"])]
-            _draw_mark(draw, points, max(8.0, max(shown.size) / 35))
-    said = [_call(call) for call in turn["calls"]] or [turn["action_text"]]
-    words = _wrapped(visible(f"{counter}  {' '.join(said)}"), max(20, shown.width // 7))[:LINES]
-    for number, text in enumerate(words):
-        draw.text((6, shown.height + 4 + number * line), text, fill=(235, 235, 235), font=font)
-    return frame
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\u{{{number:x}}}"
 
 
-def _draw_mark(draw: ImageDraw.ImageDraw, points: Sequence[float], radius: float) -> None:
-    x, y = points[:2]
-    draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=_MARK, width=3)
-    draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_MARK)
-    if len(points) == 4:
-        draw.line(tuple(points), fill=_MARK, width=3)
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    return f"{call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    flat = " ".join(whole_characters(text).split())
-    printable = "".join(c if c.isprintable() else "\ufffd" for c in flat)
-    return [printable[i : i + width] for i in range(0, len(printable), width)] or [""]
-
-
-def _on_canvas(frame: Image.Image, width: int, height: int) -> Image.Image:
-    canvas = Image.new("RGB", (width, height), (20, 22, 26))
-    canvas.paste(frame, (0, 0))
-    return canvas
+def _text(value: Any) -> str:
+    whole = whole_characters(value if isinstance(value, str) else str(value))
+    return escape(visible(whole))
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------
@@ -246,19 +189,3 @@ def _open(store: TrajectoryStore, hash: str) -> Image.Image | None:
         return Screenshot(store.image(hash), hash).open()
     except (StorageError, InputError):
         return None
-
-
-def _shrunk(picture: Image.Image, side: int) -> Image.Image:
-    shrunk = picture.copy()
-    shrunk.thumbnail((side, side))
-    return shrunk
-
-
-def _enlarged(picture: Image.Image, least: int = 240) -> Image.Image:
-    """Return a small picture in whole multiples: a screen of 56 pixels has room for no words."""
-    times = -(-least // max(picture.size))
-    return (
-        picture
-        if times < 2
-        else picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-    )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.limits import InputError
-from uirl.storage import Learned, TrajectoryStore
 from uirl.types import Observation, Trajectory
 from uirl.verification.fork import ForkFinder, screens_of_turns
 from uirl.verification.similarity import ScreenMatch, ScreenMatcher, difference_hash
@@ -26,12 +25,12 @@ Same = Callable[[Observation, Observation], bool]
 
 class Screens(ForkFinder):
     """Compares what siblings saw, like `ForkFinder`, with an answer at once for most pairs: equal hashes are the same
-    picture, and perceptual hashes far apart are not. Those are kept in the index of the run."""
+    picture, and perceptual hashes far apart are not. Those are kept while the run is open."""
 
     def __init__(self, run: Run) -> None:
         match = ScreenMatch()
         super().__init__(ScreenMatcher(match), run.store.image)
-        self._store, self._index, self._distance = run.store, run.index, match.hash_distance
+        self._store, self._hashes, self._distance = run.store, run.index.perceptual, match.hash_distance
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def same(self, a: Observation, b: Observation) -> bool:
@@ -47,24 +46,18 @@ class Screens(ForkFinder):
 
     def hash(self, picture: str) -> int | None:
         """Return the perceptual hash of a picture; None: it was not kept, or is none."""
-        found = self._index.perceptual(picture)
-        if found is None:
-            found = _perceptual(self._store, picture)
-            self._index.keep_perceptual(picture, found)
-        return found if found >= 0 else None
+        if picture not in self._hashes:
+            try:
+                self._hashes[picture] = difference_hash(Screenshot(self._store.image(picture), picture).open())
+            except (StorageError, InputError):
+                self._hashes[picture] = None
+        return self._hashes[picture]
 
     def _apart(self, a: str, b: str) -> bool:
         if a == b:
             return False
         first, second = self.hash(a), self.hash(b)
         return first is None or second is None or (first ^ second).bit_count() > self._distance
-
-
-def _perceptual(store: TrajectoryStore, picture: str) -> int:
-    try:
-        return difference_hash(Screenshot(store.image(picture), picture).open())
-    except (StorageError, InputError):
-        return -1
 
 
 def group(run: Run, group_id: str) -> dict[str, Any] | None:
@@ -177,33 +170,25 @@ def find_forks(
 ) -> list[dict[str, Any]]:
     """Return where each failed member left the way of a successful one: `at` and `other` are the turns of both,
     `column` is where they stand."""
-    evidence = [one for one in members if one.failure is None]
-    successes = [one for one in evidence if one.success is True]
+    successes = [one for one in members if one.failure is None and one.success is True]
     forks = []
     for one, mine in zip(members, places, strict=True):
-        if one.success is not False or one.failure is not None:
-            continue
-        fork = finder.find(one, successes)
+        failed = one.success is False and one.failure is None
+        fork = finder.find(one, successes) if failed else None
         if fork is not None and fork.at < len(mine):
-            forks.append(
-                {
-                    "failed": one.id,
-                    "successful": fork.successful,
-                    "at": fork.at,
-                    "other": fork.other,
-                    "column": mine[fork.at],
-                }
-            )
+            both = {"failed": one.id, "successful": fork.successful, "at": fork.at, "other": fork.other}
+            forks.append({**both, "column": mine[fork.at]})
     return forks
 
 
 def _member(run: Run, one: Trajectory, screens: Screens) -> dict[str, Any]:
     label = run.labels.get(one.id)
+    advantages = [value for turn in run.store.learned(one.id).values() for value in turn.advantages]
     return {
         "id": one.id,
         "success": one.success,
         "reward": one.total_reward(),
-        "advantage": _advantage(run.store.learned(one.id)),
+        "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
         "verdict": None if one.verdict is None else asdict(one.verdict),
         "failure": None if one.failure is None else asdict(one.failure),
         "stop_reason": one.stop_reason,
@@ -215,12 +200,6 @@ def _member(run: Run, one: Trajectory, screens: Screens) -> dict[str, Any]:
         "played": len(one.turns),
         "final": None if one.final is None else _turn(one.final, len(one.turns), screens, "", 0.0),
     }
-
-
-def _advantage(learned: Mapping[int, Learned]) -> float | None:
-    """Return the mean advantage of the tokens of an episode; None: no update computed any."""
-    values = [value for turn in learned.values() for value in turn.advantages]
-    return math.fsum(values) / len(values) if values else None
 
 
 def _turn(seen: Observation, index: int, screens: Screens, text: str, reward: float) -> dict[str, Any]:

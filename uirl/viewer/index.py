@@ -8,7 +8,10 @@ folder, and can be deleted at any time. Rows come in newest first: the first pag
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
+import re
 import sqlite3
 import threading
 import time
@@ -16,13 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from uirl.runtime.files import cache_folder
 from uirl.runtime.patience import COMMANDS, Patience
 from uirl.runtime.sqlite import Connection, transaction
 from uirl.storage.database import connect, database_errors
 from uirl.storage.summaries import column
-from uirl.viewer.cache import place_of, remove
 from uirl.viewer.flags import flags_of
-from uirl.viewer.words import spaced
 
 VERSION = 3
 COPIED = (
@@ -43,6 +45,17 @@ WAIT = 1.0
 """Seconds that the viewer waits for a store that another process holds, before it says so."""
 UNREADABLE = "unreadable"
 """Flag of an episode whose record is damaged."""
+UNUSED = 30 * 24 * 3600
+"""Seconds after which an index that nobody opened is removed."""
+MOST_SEARCHED = 24
+"""Words of a search that count."""
+_WORD = re.compile(r"[^\W_]+")
+_RUN = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U000323af]+"
+)
+"""Thai, Lao, Burmese, Khmer, kana and Han: a run of letters has many words, and nothing says where each begins."""
+_EPOCH = "SELECT epoch FROM state"
 _SCHEMA = (
     # of `state`: which numbers were searched for words, all of `rows` from `low` to `high`, and how many; `epoch` grows
     # whenever everything is forgotten: what a process read before then it does not keep
@@ -54,7 +67,6 @@ _SCHEMA = (
     "CREATE VIRTUAL TABLE words USING fts5(text, content = '', detail = none)",
     "CREATE TABLE state (high INTEGER NOT NULL, low INTEGER NOT NULL, count INTEGER NOT NULL, epoch INTEGER NOT NULL)",
     "INSERT INTO state VALUES (0, 0, 0, 0)",
-    "CREATE TABLE screens (hash TEXT PRIMARY KEY, perceptual TEXT NOT NULL)",
     f"PRAGMA user_version = {VERSION}",
 )
 
@@ -77,12 +89,13 @@ class Index:
         """Number behind which it goes on; None: it looked at all of them."""
         self.counted: tuple[tuple[Any, ...], Any] | None = None
         """What `search.facets` counted last, and how many rows there were."""
-        self._file: Path | None = None
+        self.perceptual: dict[str, int | None] = {}
+        """Hash of a picture -> its perceptual hash; None: it was not kept, or is none."""
         try:
-            self._file = place_of(store, VERSION) if file is None else file
-            self._connection = _open(self._file)
-        except (sqlite3.Error, OSError):
-            self._connection = _open(None)
+            self._file: Path | None = _place_of(store) if file is None else file
+        except OSError:
+            self._file = None
+        self._connection = _open(self._file)
 
     def close(self) -> None:
         """Close both files. Calling it twice is fine."""
@@ -107,6 +120,11 @@ class Index:
                 self._begin_anew()
                 return self._connection.execute(query, values).fetchall()
 
+    def _value(self, query: str, *values: Any) -> Any:
+        """Return the first value of the first row of the copy; None: there is no row."""
+        rows = self.read(query, values)
+        return rows[0][0] if rows else None
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
         """Keep all writes of the context or, on any error, none; another viewer may write the same copy."""
@@ -117,17 +135,11 @@ class Index:
         self._connection.close()
         if self._file is not None:
             with contextlib.suppress(OSError):
-                remove(self._file)
-        try:
-            self._connection = _open(self._file)
-        except (sqlite3.Error, OSError):
-            self._connection = _open(None)
+                _remove(self._file)
+        self._connection = _open(self._file)
         self.counted = None
         if self._labels is not None:
             self.set_labels(self._labels)
-
-    def _epoch(self) -> int:
-        return int(self.read("SELECT epoch FROM state")[0][0])
 
     def from_store(self, id: str) -> tuple[Any, ...] | None:
         """Return the columns `COPIED` of one trajectory as the store has them, copied already or not; None: it has no
@@ -142,11 +154,6 @@ class Index:
         found = self._from_store(query, (number,))
         return found[0][0] if found else None
 
-    def newest(self) -> str | None:
-        """Return the id of the newest trajectory of the store; None: it has none."""
-        found = self._from_store("SELECT id FROM trajectories ORDER BY number DESC LIMIT 1")
-        return found[0][0] if found else None
-
     def set_labels(self, labels: Mapping[str, bool | None]) -> None:
         """Replace what is known of labels, id -> passed, as the table `labelled` that queries may join."""
         with self._lock, database_errors("cannot write the viewer's index"):
@@ -154,16 +161,6 @@ class Index:
             self._connection.execute("DELETE FROM labelled")
             self._connection.executemany("INSERT INTO labelled VALUES (?, ?)", list(labels.items()))
             self._labels = labels
-
-    def perceptual(self, hash: str) -> int | None:
-        """Return the perceptual hash that was kept of a picture, -1 of one that cannot be read; None: none was kept."""
-        found = self.read("SELECT perceptual FROM screens WHERE hash = ?", (hash,))
-        return int(found[0][0]) if found else None
-
-    def keep_perceptual(self, hash: str, perceptual: int) -> None:
-        """Keep the perceptual hash of a picture: 64 bits, more than SQLite's numbers have, so as text."""
-        with self._writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO screens VALUES (?, ?)", (hash, str(perceptual)))
 
     def catch_up(self, seconds: float = 0.3) -> None:
         """Copy rows that are new, for `seconds` at most, and look at some of the others: they may have been judged."""
@@ -221,18 +218,13 @@ class Index:
     @property
     def clipped(self) -> int:
         """Of how many episodes only the first `MOST_WORDS` characters are searched."""
-        return int(self.read("SELECT count(*) FROM rows WHERE clipped")[0][0])
+        return int(self._value("SELECT count(*) FROM rows WHERE clipped"))
 
     @property
     def size(self) -> tuple[int, int, int]:
         """How many rows are copied, how many of them are searched, and how many there are."""
-        copied = self.read("SELECT count(*) FROM rows")[0][0]
-        return copied, self.read("SELECT count FROM state")[0][0], self.total
-
-    @property
-    def total(self) -> int:
-        """How many trajectories the store has."""
-        return int(self._from_store("SELECT count(*) FROM trajectories")[0][0])
+        total = self._from_store("SELECT count(*) FROM trajectories")[0][0]
+        return self._value("SELECT count(*) FROM rows"), self._value("SELECT count FROM state"), total
 
     def _from_store(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._source_lock, database_errors("cannot read the trajectory store", self._source):
@@ -245,7 +237,7 @@ class Index:
         if not newest:
             return
         there = self._from_store("SELECT number, id, created FROM trajectories WHERE number = ?", newest[0][:1])
-        if there == newest and self._kept() == self.read("SELECT count(*) FROM rows")[0][0]:
+        if there == newest and self._kept() == self._value("SELECT count(*) FROM rows"):
             return
         with self._writing() as connection:
             connection.execute("DELETE FROM rows")
@@ -268,21 +260,19 @@ class Index:
     def _copy_some(self) -> bool:
         """Copy rows behind the newest copied one or, where there are none, before the oldest; return whether more may
         be left."""
-        epoch = self._epoch()
+        epoch = self._value(_EPOCH)
         low, high = self._ends()
-        query = _COPY
         rows = []
         if high is not None:
-            rows = self._from_store(f"{query} WHERE number > ? ORDER BY number LIMIT {ROWS}", (high,))
+            rows = self._from_store(f"{_COPY} WHERE number > ? ORDER BY number LIMIT {ROWS}", (high,))
         if not rows:
-            before = () if low is None else (low,)
-            where = "" if low is None else " WHERE number < ?"
-            rows = self._from_store(f"{query}{where} ORDER BY number DESC LIMIT {ROWS}", before)
+            where, before = ("", ()) if low is None else (" WHERE number < ?", (low,))
+            rows = self._from_store(f"{_COPY}{where} ORDER BY number DESC LIMIT {ROWS}", before)
         if not rows:
             return False
         places = ", ".join("?" * len(COPIED))
         with self._writing() as connection:
-            if epoch == self._epoch():  # another viewer may have copied the same rows, or forgotten all of them
+            if epoch == self._value(_EPOCH):  # another viewer may have copied the same rows, or forgotten all of them
                 connection.executemany(f"INSERT OR IGNORE INTO rows ({', '.join(COPIED)}) VALUES ({places})", rows)
         return True
 
@@ -341,13 +331,19 @@ class Index:
 
 
 def _open(file: Path | None) -> Connection:
+    """Open or make an index; one that cannot be had there is made in a temporary file."""
     try:
-        return _opened(file)
-    except sqlite3.DatabaseError as error:
-        if file is None or not _is_damage(error):
+        try:
+            return _opened(file)
+        except sqlite3.DatabaseError as error:
+            if file is None or not _is_damage(error):
+                raise
+            _remove(file)  # it is only a copy
+            return _opened(file)
+    except (sqlite3.Error, OSError):
+        if file is None:
             raise
-        remove(file)  # it is only a copy
-        return _opened(file)
+        return _opened(None)
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
@@ -371,3 +367,57 @@ def _opened(file: Path | None) -> Connection:
         connection.close()
         raise
     return connection
+
+
+# -- its file ---------------------------------------------------------------------------------------------------------
+
+
+def remove_unused(folder: Path, older_than: float = UNUSED) -> None:
+    """Remove the indices in `folder` that nobody has opened for `older_than` seconds."""
+    for path in folder.glob("*.sqlite"):
+        with contextlib.suppress(OSError):
+            times = [part.stat().st_mtime for part in _files_of(path) if part.exists()]
+            if times and time.time() - max(times) > older_than:
+                _remove(path)
+
+
+def _files_of(file: Path) -> list[Path]:
+    """Return the files of an index, its log first."""
+    return [Path(f"{file}{ending}") for ending in ("-wal", "-shm", "")]
+
+
+def _remove(file: Path) -> None:
+    """Remove an index with its log: a log that is left would be played into the next file of that name."""
+    for part in _files_of(file):
+        part.unlink(missing_ok=True)
+
+
+def _place_of(store: Path) -> Path:
+    """Return the place of the index of a store: another file at the same place has another one, and another
+    version of the index too."""
+    status, place = store.stat(), store.resolve()
+    parts = [str(VERSION).encode(), os.fsencode(place), str(status.st_ino).encode(), str(status.st_dev).encode()]
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    return cache_folder("viewer") / f"{name}.sqlite"
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def spaced(text: str) -> str:
+    """Return a text for the index: of a run of letters without spaces every pair of neighbours is a word, and so is the
+    last letter. What stands anywhere in a run is found by its pairs."""
+    return _RUN.sub(lambda run: f" {' '.join([*_pairs(run[0]), run[0][-1]])} ", text)
+
+
+def wanted(text: str) -> str | None:
+    """Return the words of a search as the index wants them: every word that is typed begins a word of the text; a run
+    without spaces stands in it, by its pairs. None: there is no word in it."""
+    words: dict[str, None] = {}
+    for word in _WORD.findall(_RUN.sub(lambda run: f" {' '.join(_pairs(run[0]) or [run[0]])} ", text)):
+        words[f'"{word}"*'] = None
+    return " ".join([*words][:MOST_SEARCHED]) or None
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[i : i + 2] for i in range(len(run) - 1)]

@@ -14,9 +14,8 @@ from uirl.errors import StorageError
 from uirl.metrics import clustered_interval
 from uirl.storage.summaries import Outcomes
 from uirl.viewer.files import read_object
-from uirl.viewer.finding import closed
-from uirl.viewer.runs import Run, modified
-from uirl.viewer.tail import is_number
+from uirl.viewer.metrics import is_number
+from uirl.viewer.runs import Run, closed, modified
 
 _LOG = logging.getLogger(__name__)
 WRITING = 15.0
@@ -60,15 +59,17 @@ def _line_of(run: Run, until: float) -> dict[str, Any]:
         counted = run.counted(until)
         line |= {"trajectories": counted} if isinstance(counted, int) else _of_store(counted)
     with noted(problems):
-        first, newest = run.ends()
+        first, newest, evaluated = run.ends()
         begun = None if first is None else first.get("time")
         if line["created"] is None:
             line["created"] = begun if is_number(begun) else modified(run.config_path)
         if run.is_folder or newest:
             line["steps"] = newest[-1]["step"] if newest else 0
-        line["training_success"] = _newest(newest, "success") if run.is_folder else line["training_success"]
+        if run.is_folder:
+            values = (row["success"] for row in reversed(newest) if is_number(row.get("success")))
+            line["training_success"] = next(values, None)
         line["nonfinite"] = [name for name, value in newest[-1].items() if value is None][:20] if newest else []
-        line["held_out"] = _evaluated(run) or line["held_out"]
+        line["held_out"] = _evaluated(evaluated) or line["held_out"]
     summary = None
     with noted(problems):
         summary = read_object(run.directory.summary_path) if run.is_folder else None
@@ -95,9 +96,8 @@ def _of_store(found: Outcomes) -> dict[str, Any]:
     return line
 
 
-def _evaluated(run: Run) -> dict[str, Any] | None:
-    """Return the newest evaluation of a run; the rows of earlier versions do not say its interval."""
-    row = run.evaluated.row()
+def _evaluated(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what an evaluation came to; the rows of earlier versions do not say its interval."""
     if row is None:
         return None
     low, high = row.get("eval/success_low"), row.get("eval/success_high")
@@ -155,8 +155,3 @@ def serve_url(folder: Path) -> str | None:
     except StorageError:
         return None
     return url if isinstance(url, str) and url.startswith(("http://", "https://")) else None
-
-
-def _newest(rows: Sequence[Mapping[str, Any]], *names: str) -> float | None:
-    """Return the newest value of the first name that has one."""
-    return next((row[name] for name in names for row in reversed(rows) if is_number(row.get(name))), None)

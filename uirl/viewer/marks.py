@@ -46,12 +46,8 @@ def marks_of(
     `size`: of the picture, in pixels; `grid`: largest coordinate where coordinates are shares of the picture, None:
     they are pixels. On a grid without a size nothing is known of the place.
     """
-    marks = []
-    for name, arguments in calls:
-        mark = _mark(name, arguments, size, grid)
-        if mark is not None:
-            marks.append(mark)
-    return marks
+    marks = (_mark(name, arguments, size, grid) for name, arguments in calls)
+    return [mark for mark in marks if mark is not None]
 
 
 def to_pixel(place: Point, size: tuple[int, int] | None, grid: int | None) -> Point | None:

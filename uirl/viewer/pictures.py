@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from uirl.errors import StorageError
-from uirl.images import Screenshot
+from uirl.images import Screenshot, media_type
 from uirl.runtime.limits import InputError
 from uirl.storage import TrajectoryStore, fed_picture
 from uirl.types import PictureTransform, Turn
@@ -146,11 +146,3 @@ def small_picture(data: bytes) -> bytes:
     out = io.BytesIO()
     picture.save(out, format="JPEG", quality=85)
     return out.getvalue()
-
-
-def media_type(data: bytes) -> str:
-    """Return the kind of an encoded picture by its first bytes; what is none of ours is data that no browser runs."""
-    kinds = ((b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"))
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for begin, kind in kinds if data.startswith(begin)), "application/octet-stream")

@@ -1,28 +1,32 @@
-"""The runs that a viewer shows: found in folders, opened when somebody looks."""
+"""The runs that a viewer shows: found in folders, opened when somebody looks, their indices brought up to date."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from uirl.errors import StorageError
 from uirl.runtime.patience import COMMANDS, Patience
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name
+from uirl.storage.database import APPLICATION_ID
 from uirl.storage.labels import FILE, LabelStore
 from uirl.storage.summaries import Outcomes
-from uirl.viewer.curves import Curves
-from uirl.viewer.files import is_file, is_folder, read_text
-from uirl.viewer.finding import name_of, runs_under
+from uirl.viewer.files import closed_to_us, is_file, is_folder, opened, read_text
 from uirl.viewer.index import WAIT, Index
-from uirl.viewer.tail import Newest, first_row, newest_rows
-from uirl.viewer.vocabulary import Vocabulary
+from uirl.viewer.metrics import Curves, Ends, ends_of
+from uirl.viewer.tokens import Vocabulary
 
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+DEPTH = 3
+"""Folders below the one that was named in which runs are looked for: `runs/<name>/round_00`."""
 REFUSED = 10.0
 """Seconds for which a store that could not be read is not tried again for the list of runs; and at least so many times
 as long as that took."""
@@ -31,9 +35,12 @@ LONGEST_READ = 10.0
 MOST_RUNS = 2000
 KEPT = 300.0
 """Seconds after which the files of a run that nobody asks for any more are closed: longer than any answer takes."""
-END = 1 << 16
-"""Bytes at the end of the metrics file in which the newest values are looked for."""
-
+EVERY = 1.0
+"""Seconds between looks at the stores of the runs that somebody looks at."""
+SLICE, PAUSE = 0.2, 0.05
+"""Seconds that an index is built without a pause, and of the pause: questions come first."""
+_NO_RUNS = ("checkpoints", "tensorboard", "judgements", "lost+found")
+_OF_A_RUN = ("config.yaml", "trajectories.sqlite")
 _PLANNED = ("num_epochs", "num_iters_per_epoch")
 
 
@@ -55,15 +62,12 @@ class Run:
         self.labels = LabelStore(labels, patience=patience)
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
-        self.evaluated = Newest(self.metrics_path, "eval/success")
-        """The newest row with the success in evaluations."""
         self.used = time.monotonic()
         """When somebody asked for it last."""
         self._lock, self._labelling = threading.Lock(), threading.Lock()
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
         self._counted: tuple[tuple[Any, ...], float, Outcomes | int | StorageError] | None = None
-        self._planned: tuple[tuple[Any, ...], int | None] | None = None
-        self._ends: tuple[tuple[Any, ...], tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]] | None = None
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     @property
     def metrics_path(self) -> Path:
@@ -92,10 +96,6 @@ class Run:
             if self.labels.changed() or not index.labelled:
                 index.set_labels({id: label.passed for id, label in self.labels.all().items()})
         return index
-
-    def written(self) -> float:
-        """Return when it was written last, in seconds since 1970; 0: never."""
-        return max((time for time in self.times() if time is not None), default=0.0)
 
     def times(self) -> list[float | None]:
         """Return when each of its files was written last; None: it is not there. A log without content says nothing:
@@ -134,25 +134,22 @@ class Run:
         self._counted = state, math.inf, found
         return found
 
-    def ends(self) -> tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]:
-        """Return the first row of its metrics (None: there is none) and the newest ones; read where they changed."""
-        state = _state_of(self.metrics_path)
-        if self._ends is None or self._ends[0] != state:
-            self._ends = state, (first_row(self.metrics_path), newest_rows(self.metrics_path, END))
-        return self._ends[1]
+    def ends(self) -> Ends:
+        """Return both ends of its metrics. Raises StorageError where they cannot be read."""
+        return self._read("ends", self.metrics_path, ends_of)
 
     def planned(self) -> int | None:
         """Return how many updates its config asks for; None: it does not say. Raises StorageError where the config
         cannot be read."""
-        if not self.is_folder:
-            return None
-        state = _state_of(self.config_path)
-        if self._planned is None or self._planned[0] != state:
-            text = read_text(self.config_path)
-            counts = [re.search(rf"^  {name}: (\d{{1,12}})$", text, re.MULTILINE) for name in _PLANNED]
-            numbers = [int(found[1]) for found in counts if found is not None]
-            self._planned = state, math.prod(numbers) if len(numbers) == len(counts) else None
-        return self._planned[1]
+        return self._read("planned", self.config_path, _planned) if self.is_folder else None
+
+    def _read(self, name: str, path: Path, read: Callable[[Path], T]) -> T:
+        """Return what a file says, read where it changed since."""
+        state = _state_of(path)
+        if name not in self._kept or self._kept[name][0] != state:
+            self._kept[name] = state, read(path)
+        found: T = self._kept[name][1]
+        return found
 
     def close(self) -> None:
         """Close what is open. It is opened anew when somebody asks; calling it twice is fine."""
@@ -270,3 +267,114 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _planned(path: Path) -> int | None:
+    text = read_text(path)
+    counts = [re.search(rf"^  {name}: (\d{{1,12}})$", text, re.MULTILINE) for name in _PLANNED]
+    numbers = [int(found[1]) for found in counts if found is not None]
+    return math.prod(numbers) if len(numbers) == len(counts) else None
+
+
+# -- where runs are --------------------------------------------------------------------------------------------------
+
+
+def runs_under(root: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Return the runs at a path and below it. A folder that this user may not look into may be one: it counts, and
+    `closed` says why nothing of it is shown."""
+    if is_file(root):
+        yield root
+        return
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        yield root
+        return
+    if any(name in names and not is_folder(root / name) for name in _OF_A_RUN):
+        yield root
+    stores = sorted(name for name in names if name.endswith(".sqlite") and name not in _OF_A_RUN)
+    yield from (root / name for name in stores if is_store(root / name))
+    if depth > 0:
+        for name in sorted(names):
+            if not name.startswith(".") and name not in _NO_RUNS and is_folder(root / name):
+                yield from runs_under(root / name, depth - 1)
+
+
+def closed(path: Path) -> StorageError | None:
+    """Return why this user may not look into a folder; None: that goes, or it is no folder."""
+    try:
+        if is_folder(path):
+            with os.scandir(path):
+                (path / ".").stat()  # to list it asks for r, to look at what stands in it for x
+    except OSError as error:
+        return closed_to_us(path, error)
+    return None
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a file is a trajectory store, by the number of the application in SQLite's header."""
+    try:
+        with opened(path) as file:
+            header = file.read(72)
+    except (OSError, StorageError):
+        return False
+    return header[68:72] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def name_of(path: Path, roots: Sequence[Path]) -> str:
+    """Return the path below the folder that was named, or the folder's own name."""
+    names = [path.relative_to(root).as_posix() for root in roots if path != root and path.is_relative_to(root)]
+    return min(names, key=len, default=path.stem if is_file(path) else path.name)
+
+
+# -- what follows them -----------------------------------------------------------------------------------------------
+
+
+class Indexing:
+    """A thread that keeps the indices of the runs that somebody looked at up to date."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._stopped = threading.Event()
+        self._failed: set[str] = set()
+        self._not_before: dict[str, float] = {}
+        """Key of a run that could not be read -> when it is tried again: later, the longer that took."""
+        self._thread = threading.Thread(target=self._follow, name="uirl-view-index", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the end."""
+        self._stopped.set()
+        self._thread.join(10)
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            busy = [self._work_on(run) for run in self._runs.followed()]
+            self._stopped.wait(PAUSE if any(busy) else EVERY)
+
+    def _work_on(self, run: Run) -> bool:
+        """Bring one index further; return whether there is more to do."""
+        began = time.monotonic()
+        if began < self._not_before.get(run.key, 0.0):
+            return False
+        try:
+            more = run.curves.begun and run.curves.catch_up(SLICE)
+            if not run.has_store:
+                return more
+            index = run.index
+            index.catch_up(SLICE)
+            return index.read_words(SLICE) or more
+        except StorageError:  # gone, locked or being replaced: the page that asks is told, and a later look tries again
+            now = time.monotonic()
+            self._not_before[run.key] = now + 10 * (now - began)
+            return False
+        except Exception:  # one run must not end the index of all others
+            if run.key not in self._failed:
+                self._failed.add(run.key)
+                _LOG.exception("the index of %s cannot be brought up to date; its list may lack what is new", run.key)
+            return False

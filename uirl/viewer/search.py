@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.runtime.limits import InputError, Limits, read_json, shown
-from uirl.viewer.index import COPIED, MOST_WORDS, Index
-from uirl.viewer.words import wanted
+from uirl.viewer.index import COPIED, MOST_WORDS, Index, wanted
 
 SORTS = ("number", "step", "reward", "turns", "created")
 FACETS = ("task_id", "stop_reason", "failure", "split", "level", "success")
@@ -36,7 +35,7 @@ class Question:
     after: tuple[Any, int] | None = None
     """Value and number of the last row of the page before."""
     words: str | None = None
-    """What is searched, as `words.wanted` returns it."""
+    """What is searched, as `index.wanted` returns it."""
 
 
 def read_question(parameters: Mapping[str, str]) -> Question:
@@ -48,7 +47,7 @@ def read_question(parameters: Mapping[str, str]) -> Question:
         raise InputError(
             f"got sort={shown(sort)} and order={shown(order)}, expected one of {', '.join(SORTS)}, asc or desc"
         )
-    limit = min(_whole("limit", given.pop("limit", "100"), 1), MOST_ROWS)
+    limit = min(whole("limit", given.pop("limit", "100"), 1), MOST_ROWS)
     after, typed = given.pop("after", None), given.pop("q", None)
     words = None if typed is None else wanted(typed)
     conditions: list[str] = ["0"] if typed is not None and words is None else []
@@ -102,8 +101,7 @@ def line_of(index: Index, id: str) -> dict[str, Any] | None:
     if columns is None:
         return None
     more = index.read(
-        "SELECT (SELECT flags FROM rows WHERE id = ?), (SELECT passed FROM labelled WHERE id = ?)",
-        (id, id),
+        "SELECT (SELECT flags FROM rows WHERE id = ?), (SELECT passed FROM labelled WHERE id = ?)", (id, id)
     )[0]
     return _row((*columns, more[0] or "", more[1]))
 
@@ -120,11 +118,6 @@ def facets(index: Index) -> dict[str, list[tuple[Any, int]]]:
         found[name] = [(_truth(value) if name == "success" else value, count) for value, count in rows]
     index.counted = newest, found
     return found
-
-
-def neighbours(index: Index, number: int) -> tuple[str | None, str | None]:
-    """Return the ids before and behind a number."""
-    return index.beside(number, "<"), index.beside(number, ">")
 
 
 def _row(values: Sequence[Any]) -> dict[str, Any]:
@@ -167,57 +160,48 @@ def _read_cursor(text: str) -> tuple[Any, int]:
     raise InputError(f"got the place {shown(text)}, expected one that an earlier answer named as 'next'")
 
 
-def _whole(name: str, text: str, least: int = 0) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < least:
+def whole(name: str, text: str, least: int = 0) -> int:
+    """Return the number in a part of an address. Raises InputError where it is none."""
+    if not text.isascii() or not text.isdigit() or len(text) > 16 or int(text) < least:
         raise InputError(f"got {name}={shown(text)}, expected a whole number of {least} or more")
     return int(text)
 
 
-Condition = tuple[str, list[Any]]
+def _one_of(name: str, column: str, words: Mapping[str, Any]) -> Callable[[str], tuple[str, list[Any]]]:
+    """Return the condition of a filter with these words; what they stand for may be None: SQL's NULL."""
 
-
-def _equal(column: str) -> Callable[[str], Condition]:
-    def condition(value: str) -> Condition:
-        return (f"{column} IS NULL", []) if value == "null" else (f"{column} = ?", [value])
-
-    return condition
-
-
-def _three(name: str, column: str, words: Mapping[str, int | None]) -> Callable[[str], Condition]:
-    def condition(value: str) -> Condition:
+    def condition(value: str) -> tuple[str, list[Any]]:
         if value not in words:
             raise InputError(f"got {name}={shown(value)}, expected one of {', '.join(words)}")
-        known = words[value]
-        return (f"{column} IS NULL", []) if known is None else (f"{column} = ?", [known])
+        return _is(column, words[value])
 
     return condition
 
 
-def _failure(value: str) -> Condition:
-    special = {"none": "rows.failure IS NULL", "any": "rows.failure IS NOT NULL"}
-    return (special[value], []) if value in special else ("rows.failure = ?", [value])
+def _is(column: str, value: Any) -> tuple[str, list[Any]]:
+    return (f"{column} IS NULL", []) if value is None else (f"{column} = ?", [value])
 
 
-def _begins(value: str) -> Condition:
-    return "substr(rows.task_id, 1, ?) = ?", [len(value), value]
+def _equal(column: str, none: str = "null") -> Callable[[str], tuple[str, list[Any]]]:
+    return lambda value: _is(column, None if value == none else value)
 
 
-def _flag(value: str) -> Condition:
-    return "' ' || rows.flags || ' ' LIKE '% ' || ? || ' %'", [value.replace("%", "").replace("_", "")]
-
-
-_CONDITIONS: dict[str, Callable[[str], Condition]] = {
+_FAILURE = _equal("rows.failure", "none")
+_HAS_FLAG = "' ' || rows.flags || ' ' LIKE '% ' || ? || ' %'"
+_CONDITIONS: dict[str, Callable[[str], tuple[str, list[Any]]]] = {
     "task": _equal("rows.task_id"),
-    "task_prefix": _begins,
-    "success": _three("success", "rows.success", _THREE),
-    "verdict": _three("verdict", "rows.verdict", _THREE),
-    "label": _three("label", "labelled.passed", _LABELS),
-    "step_from": lambda value: ("rows.step >= ?", [_whole("step_from", value)]),
-    "step_to": lambda value: ("rows.step <= ?", [_whole("step_to", value)]),
+    "task_prefix": lambda value: ("substr(rows.task_id, 1, ?) = ?", [len(value), value]),
+    "success": _one_of("success", "rows.success", _THREE),
+    "verdict": _one_of("verdict", "rows.verdict", _THREE),
+    "label": _one_of("label", "labelled.passed", _LABELS),
+    "step_from": lambda value: ("rows.step >= ?", [whole("step_from", value)]),
+    "step_to": lambda value: ("rows.step <= ?", [whole("step_to", value)]),
     "stop_reason": _equal("rows.stop_reason"),
-    "failure": _failure,
+    "failure": lambda value: (
+        ("rows.failure IS NOT NULL", []) if value == "any" else _equal("rows.failure", "none")(value)
+    ),
     "split": _equal("rows.split"),
     "level": _equal("rows.level"),
     "group": _equal("rows.group_id"),
-    "flag": _flag,
+    "flag": lambda value: (_HAS_FLAG, [value.replace("%", "").replace("_", "")]),
 }

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from uirl.errors import ConfigError
-from uirl.runtime.connections import connection_class, connection_limit
+from uirl.http.server import address_of, is_loopback, listening, server_config
 from uirl.runtime.files import cache_folder
-from uirl.viewer.access import Access, is_loopback
+from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
-from uirl.viewer.cache import remove_unused
-from uirl.viewer.live import Streams
+from uirl.viewer.index import remove_unused
 from uirl.viewer.runs import Runs
 
 GRACE = 2
-"""Seconds that open requests get when the viewer is told to stop; streams of events never end by themselves."""
+"""Seconds that open requests get when the viewer is told to stop."""
 MOST_CONNECTIONS = 1024
 HEADER_SECONDS = 10.0
 """Seconds in which a request must say what it asks for."""
@@ -54,57 +52,30 @@ def serve(
     with contextlib.suppress(OSError):
         remove_unused(cache_folder("viewer"))
     runs = Runs(paths)
-    with _listening(host, port) as listener:
+    with listening(host, port, "give another --port") as listener:
         bound = int(listener.getsockname()[1])
-        streams = Streams()
-        app = create_app(runs, Access(host, bound, token), streams)
-        config = config_of(app)
-        shown = f"[{host}]" if ":" in host else host
+        config = config_of(create_app(runs, Access(host, bound, token)))
         query = "" if token is None else "/?token=..."
-        announce(f"viewing {len(runs.all())} runs on http://{shown}:{bound}{query}")
+        announce(f"viewing {len(runs.all())} runs on {address_of(host, bound)}{query}")
         with contextlib.suppress(KeyboardInterrupt):
-            _Server(config, streams, runs).run(sockets=[listener])
+            _Server(config, runs).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Lets streams and reads end when it is told to stop: cut off, a stream would leave a traceback; a read that takes
-    for ever cannot be cut off."""
+    """Lets reads end when it is told to stop: one that takes for ever cannot be cut off."""
 
-    def __init__(self, config: uvicorn.Config, streams: Streams, runs: Runs) -> None:
+    def __init__(self, config: uvicorn.Config, runs: Runs) -> None:
         super().__init__(config)
-        self._streams, self._runs = streams, runs
+        self._runs = runs
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hear a signal."""
-        self._streams.end()
         self._runs.end()
         super().handle_exit(sig, frame)
 
 
 def config_of(app: Any) -> uvicorn.Config:
-    """Return how the application is served: without a log, as addresses may hold the token."""
-    limits = {"max_connections": connection_limit(MOST_CONNECTIONS), "header_seconds": HEADER_SECONDS}
-    return uvicorn.Config(
-        app,
-        http=connection_class(**limits),
-        ws="none",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE,
+    """Return how the application is served."""
+    return server_config(
+        app, max_connections=MOST_CONNECTIONS, header_seconds=HEADER_SECONDS, timeout_graceful_shutdown=GRACE
     )
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # said to be TCP in so many words: asyncio otherwise leaves Nagle's algorithm on, and every answer waits 40 ms
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host.strip("[]"), port))
-            listener.listen(128)
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"view: cannot listen on {host}:{port}: {why}; give another --port") from error
-        yield listener

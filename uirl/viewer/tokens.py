@@ -1,19 +1,29 @@
-"""The tokens of one turn with every figure that is known of them, and how sure the model was of where it clicked."""
+"""The tokens of one turn: their text, what is known of each, and how sure the model was of where it clicked."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from uirl.errors import StorageError
 from uirl.storage import Learned
 from uirl.types import Turn
+from uirl.viewer.files import read_text
 from uirl.viewer.marks import Point, numbers_written, pairs_written, to_pixel
 from uirl.viewer.pictures import Fed
 
+LARGEST = 256 << 20
+"""Bytes of a tokenizer file that is read."""
+WINDOW = 6
+"""Tokens before a token that are decoded with it."""
+LONGEST_CHARACTER = 4
+"""Tokens of one character at most, that of a byte each."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d++(?:\.\d++)?(?![\d.]*\d)")  # gives nothing back: linear for every reply
 
 
@@ -29,10 +39,6 @@ class Coordinate:
     value: float
     probability: float
     """That these tokens are sampled one behind the other: exp of the sum of their log-probs."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the page is answered."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def tokens_of(
@@ -53,44 +59,27 @@ def tokens_of(
         context: The tokens that were fed since the reply before, too.
     """
     turn = turns[index]
-    fed = _plain(turn.context_ids, texts(_before(turns, index), turn.context_ids)) if context else []
+    tokens: list[dict[str, Any]] = []
+    if context:
+        starts = index == 0 or turn.starts_segment
+        before = () if starts else turns[index - 1].response_ids
+        words = texts(before, turn.context_ids)
+        nothing = dict.fromkeys(FIGURES)
+        tokens = [{"id": id, "text": None if words is None else words[i], "mask": 0, **nothing}
+                  for i, id in enumerate(turn.context_ids)]  # fmt: skip
     words = texts(turn.context_ids, turn.response_ids)
-    columns = {"log_prob": turn.rollout_log_probs or None} | _learned(turn, figures)
-    sampled = []
+    columns: list[Any] = [turn.rollout_log_probs or None, *[None] * (len(FIGURES) - 1)]
+    if figures is not None:
+        columns[1:] = figures.log_probs, figures.advantages, figures.ratio(turn), figures.gap(turn)
+        columns[5:] = figures.entropies, figures.weights
     for i, id in enumerate(turn.response_ids):
-        values = {name: None if column is None else _finite(column[i]) for name, column in columns.items()}
-        sampled.append({"id": id, "text": None if words is None else words[i], "mask": 1, **values})
-    return [*fed, *sampled]
+        values = [None if column is None or not math.isfinite(column[i]) else float(column[i]) for column in columns]
+        text = None if words is None else words[i]
+        tokens.append({"id": id, "text": text, "mask": 1, **dict(zip(FIGURES, values, strict=True))})
+    return tokens
 
 
 FIGURES = ("log_prob", "learner_log_prob", "advantage", "ratio", "gap", "entropy", "weight")
-
-
-def _learned(turn: Turn, figures: Learned | None) -> dict[str, Any]:
-    if figures is None:
-        return dict.fromkeys(FIGURES[1:])
-    return {
-        "learner_log_prob": figures.log_probs,
-        "advantage": figures.advantages,
-        "ratio": figures.ratio(turn),
-        "gap": figures.gap(turn),
-        "entropy": figures.entropies,
-        "weight": figures.weights,
-    }
-
-
-def _plain(ids: Sequence[int], words: list[str] | None) -> list[dict[str, Any]]:
-    nothing = dict.fromkeys(FIGURES)
-    return [{"id": id, "text": None if words is None else words[i], "mask": 0, **nothing} for i, id in enumerate(ids)]
-
-
-def _before(turns: Sequence[Turn], index: int) -> Sequence[int]:
-    starts = index == 0 or turns[index].starts_segment
-    return () if starts else turns[index - 1].response_ids
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 # -- where it clicked, and how sure it was ---------------------------------------------------------------------------
@@ -106,10 +95,11 @@ def coordinates_of(turn: Turn, words: Sequence[str] | None) -> list[Coordinate]:
     """
     if words is None or len(turn.rollout_log_probs) != len(turn.response_ids):
         return []
-    text, starts = "".join(words), _starts(words)
+    text, starts = "".join(words), [0, *itertools.accumulate(map(len, words))]
     found = []
     for axis, value, span in _spans(text, [call.arguments for call in turn.action.tool_calls]):
-        start, stop = _tokens_between(starts, *span)
+        inside = [i for i in range(len(words)) if starts[i] < span[1] and starts[i + 1] > span[0]]
+        start, stop = inside[0], inside[-1] + 1
         probability = math.exp(min(0.0, math.fsum(turn.rollout_log_probs[start:stop])))
         found.append(Coordinate(start, stop, axis, value, probability))
     return found
@@ -172,7 +162,8 @@ def heat_of(
     that number: sigma = 1 / (sqrt(2 pi) p) units of the coordinate. It is a guess from one sample: the probabilities of
     the other numbers are not recorded.
     """
-    pair = next(((x, y) for x, y in _pairs(coordinates)), None)
+    pairs = itertools.pairwise(coordinates)
+    pair = next((one for one in pairs if [each.axis for each in one] == ["x", "y"]), None)
     if pair is None or picture is None or picture.raw_size is None:
         return None
     x, y = pair
@@ -201,21 +192,90 @@ def _sigma(probability: float) -> float:
     return 1 / (math.sqrt(2 * math.pi) * max(probability, 1e-6))
 
 
-def _pairs(coordinates: Sequence[Coordinate]) -> Iterator[tuple[Coordinate, Coordinate]]:
-    for first, second in itertools.pairwise(coordinates):
-        if (first.axis, second.axis) == ("x", "y"):
-            yield first, second
+# -- their text --------------------------------------------------------------------------------------------------------
 
 
-def _starts(words: Sequence[str]) -> list[int]:
-    starts, at = [], 0
-    for word in words:
-        starts.append(at)
-        at += len(word)
-    return [*starts, at]
+class Vocabulary:
+    """The tokenizer of a run, looked for when it is first asked for, and again until there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+
+    def texts(self, context: Sequence[int], ids: Sequence[int]) -> list[str] | None:
+        """Return the text of each of `ids`, which stand behind `context`; None: there is no tokenizer.
+
+        A character that several tokens make stands with the last of them, and the others are empty. An id that the
+        tokenizer does not know is empty too.
+        """
+        tokenizer = self._find()
+        if tokenizer is None:
+            return None
+        known = tokenizer.get_vocab_size(with_added_tokens=True)
+        # what stands before decides whether a word begins with a space
+        before = [id for id in list(context)[-WINDOW:] if 0 <= id < known]
+        told = [id if 0 <= id < known else None for id in ids]
+        return _texts(tokenizer.decode, before, told)
+
+    def _find(self) -> Any:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = next((t for p in self._places() if (t := _read(p)) is not None), None)
+            return self._tokenizer
+
+    def _places(self) -> list[Path]:
+        """Return the files that may hold it: of the newest checkpoint, of a run around this one (a round of `uirl
+        evolve`), of the model that the config names."""
+        folders = [self._folder, *self._folder.parents[:1]]
+        places = []
+        for folder in folders:
+            steps = sorted((folder / "checkpoints").glob("step_*/policy/tokenizer.json"), reverse=True)
+            places += steps[:2]
+        return places + [Path(name) / "tokenizer.json" for folder in folders for name in _models_of(folder)]
 
 
-def _tokens_between(starts: Sequence[int], begin: int, end: int) -> tuple[int, int]:
-    """Return the tokens that hold the characters from `begin` to `end`."""
-    inside = [i for i in range(len(starts) - 1) if starts[i] < end and starts[i + 1] > begin]
-    return inside[0], inside[-1] + 1
+def _models_of(folder: Path) -> list[str]:
+    """Return the model folders that the config of a run names, as they can be reached from here."""
+    try:
+        text = read_text(folder / "config.yaml")
+    except StorageError:
+        return []
+    names = re.findall(r"^  (?:local_path|model_name): ['\"]?([^'\"\n#]+?)['\"]?\s*$", text, re.MULTILINE)
+    paths = [Path(name) for name in names if name not in ("null", "~")]
+    found = [
+        path if path.is_absolute() else base / path for path in paths for base in (Path.cwd(), *folder.parents[:2])
+    ]
+    return [str(path) for path in found]
+
+
+def _read(path: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        if not 0 < path.stat().st_size <= LARGEST:
+            return None
+        return Tokenizer.from_file(str(path))
+    except Exception:  # the library raises nothing more exact for a file that is no tokenizer
+        return None
+
+
+def _texts(decode: Callable[..., str], before: Sequence[int], ids: Sequence[int | None]) -> list[str]:
+    """Return what each of `ids` adds to the text of those before it."""
+    window, texts = list(before), []
+    begun = len(window)  # from here on tokens wait for the rest of their character
+    for id in ids:
+        if id is None:
+            texts.append("")
+            continue
+        window.append(id)
+        earlier = decode(window[:begun], skip_special_tokens=False)
+        whole = decode(window, skip_special_tokens=False)
+        added = whole[len(earlier) :]
+        if added.endswith("\ufffd") and len(window) - begun < LONGEST_CHARACTER:
+            texts.append("")
+            continue
+        texts.append(added)
+        window = window[-WINDOW:]
+        begun = len(window)
+    return texts

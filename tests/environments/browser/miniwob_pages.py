@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+from uirl.environments.browser.miniwob import MiniWobEnvironment
 from uirl.environments.browser.process import Chromium
 from uirl.images import screenshot
 from uirl.types import Action, Observation, StepResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uirl.environments.browser import capacity
+from uirl.environments.browser import environment as capacity
 from uirl.environments.browser.web import WebEnvironment
 
 

@@ -145,11 +145,7 @@ FEATURES = [
     Feature("dragging and dropping", "drop.html", (do("drag", x=40, y=30, to_x=160, to_y=100),)),
     Feature("the same from mark to mark", "drop.html", (do("drag", mark=1, to_mark=2),), options=MARKS),
     Feature("a page that asks for the pointer alone", "pointer_lock.html", (click(FIRST), click(SECOND))),
-    Feature(
-        "a button that copies",
-        "copy_button.html",
-        (click(FIRST), click(SECOND), do("keys", keys="ctrl+v")),
-    ),
+    Feature("a button that copies", "copy_button.html", (click(FIRST), click(SECOND), do("keys", keys="ctrl+v"))),
     Feature("dragging by pointer events", "slide.html", (do("drag", x=30, y=30, to_x=180, to_y=30),)),
     Feature("back and forward", "history.html", (click(FIRST), do("back"), do("forward"))),
 ]

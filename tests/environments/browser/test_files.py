@@ -10,8 +10,8 @@ import pytest
 
 from tests.environments.browser.test_features import FeaturePage
 from tests.patience import PATIENCE
-from uirl.environments.browser.page import files
-from uirl.environments.browser.page.page import Page
+from uirl.environments.browser import files
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError
 from uirl.types import Action, StepResult
@@ -84,7 +84,7 @@ async def test_the_next_episode_begins_without_the_dialog_and_what_was_held() ->
     await env.reset(seed=1)
     assert env._page is page
     assert page is not None
-    assert (page._held, page._pressed, page.tabs.shown.dialog) == ([], set(), None)
+    assert (page._held, page._pressed, page.shown.dialog) == ([], set(), None)
     assert (await env.step(Action.of("click", x=20, y=80))).observation.info["success"] is True
     await env.close()
 

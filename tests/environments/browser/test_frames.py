@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from tests.environments.browser.test_features import FeaturePage
 from tests.patience import PATIENCE
 from uirl.environments.browser import process as chromium
-from uirl.environments.browser.page.elements import MAX_FRAMES, find_things
+from uirl.environments.browser.acting import MAX_FRAMES, find_things
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action, Observation
 
@@ -21,7 +22,7 @@ INNER = """<!doctype html><body style="margin:0"><button style="margin:9px"
 onclick="parent.postMessage('done', '*')">inside</button><input oninput="parent.postMessage(this.value, '*')"></body>"""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def app() -> AsyncIterator[str]:
     """A page on 127.0.0.1 with a frame of localhost, which is another site."""
 
@@ -100,7 +101,7 @@ async def test_a_page_of_many_frames_is_looked_into_as_far_as_it_is_sensible() -
     })()""")
     result = await env.step(Action.of("wait", seconds=0))
     assert result.observation.info["success"] is False
-    tab = env._page.tabs.first
+    tab = env._page.first
     assert len(tab.page.frames) == 41
     assert len({thing.frame for thing in await find_things(tab)}) <= MAX_FRAMES + 1
     await env.close()

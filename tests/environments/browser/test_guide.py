@@ -13,7 +13,7 @@ import pytest
 import uirl
 from uirl.cli.main import main
 from uirl.environments import scripted_success
-from uirl.environments.browser.options import PageOptions
+from uirl.environments.browser.environment import PageOptions
 from uirl.environments.browser.web import WebEnvironment
 
 PAGE = (Path(uirl.__file__).parent.parent / "docs" / "your_own_web_app.md").read_text()
@@ -30,7 +30,7 @@ def test_the_blocks_run_in_order() -> None:
 def test_the_files_it_names_train_where_they_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a budget of seconds: that the run learns, and how fast, stands in benchmarks/RESULTS.md."""
+    """With a budget of seconds: that the run learns, and how fast, stands in benchmarks/history/learning.md."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     project.mkdir()
     elsewhere.mkdir()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests import stretches
-from uirl.environments.browser.environment import PageEnvironment
-from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.problems import PageLost
+from uirl.environments.browser.environment import PageEnvironment, run_within
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
-from uirl.environments.browser.time_limit import run_within
+from uirl.environments.browser.tab import PageLost
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EpisodeTimeout
@@ -53,19 +52,17 @@ class Hostile(WebEnvironment):
 COUNT, TRICK = (Action.of("click", x=20, y=y) for y in (10, 30))
 
 
-@pytest.fixture(autouse=True)
-async def patient() -> AsyncIterator[None]:
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def patient() -> None:
     """The browser has time, however busy the machine is: these tests are about pages."""
     Chromium.shared().timeout = 100.0
     await Chromium.shared()._connected()
-    yield
-    await Chromium.shared().close()
 
 
 def hurry(env: PageEnvironment, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
     """Calls to the page of `env` are given up after `seconds`; those to the browser and to other pages are not."""
     assert env._page is not None
-    env._page.tabs.first._limit = lambda: seconds
+    env._page.first.limit = lambda: seconds
     monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": seconds})
 
 
@@ -160,9 +157,7 @@ async def test_a_page_that_hangs_before_any_action_is_a_failure(monkeypatch: pyt
     await env.reset(seed=1)
     assert env._page is not None
     hurry(env, monkeypatch)
-    endless = asyncio.ensure_future(
-        env._page.tabs.first.session.send("Runtime.evaluate", {"expression": "while (true);"})
-    )
+    endless = asyncio.ensure_future(env._page.first.session.send("Runtime.evaluate", {"expression": "while (true);"}))
     await asyncio.sleep(0)
     with pytest.raises(EpisodeTimeout, match="did not answer"):
         await env.step(COUNT)
@@ -179,7 +174,7 @@ async def test_where_no_other_page_answers_either_it_is_a_failure(monkeypatch: p
         raise EpisodeTimeout("the browser opened no page within 10 s")
 
     monkeypatch.setattr(Page, "open", starved)
-    with pytest.raises(EpisodeTimeout, match="a click: the page did not answer"):
+    with pytest.raises(EpisodeTimeout, match="the action click: the page did not answer"):
         await env.step(TRICK)
     monkeypatch.undo()
     await env.close()

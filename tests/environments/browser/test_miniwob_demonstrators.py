@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.environments.browser.miniwob_pages import click, solve
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.miniwob.pages import DEMONSTRATED
+from uirl.environments.browser.miniwob import DEMONSTRATED, MiniWobEnvironment
 from uirl.images import screenshot
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
-from uirl.environments.browser.miniwob.pages import SOLVED_FROM, page_folder
+from uirl.environments.browser.miniwob import SOLVED_FROM, MiniWobEnvironment, page_folder
 from uirl.types import Action
 
 PLAYS = Path(__file__).with_name("graded.js").read_text()

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.environments.browser.miniwob_pages import click, picture, solve
-from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+from uirl.environments.browser.miniwob import MiniWobEnvironment
 from uirl.types import Action
 
 

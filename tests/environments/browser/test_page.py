@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from uirl.environments.browser.page.problems import Moved
 from uirl.environments.browser.process import Chromium
-from uirl.environments.browser.site import Site
+from uirl.environments.browser.tab import Moved
+from uirl.environments.browser.web import ORIGIN, Site
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 RED_TURNS_GREEN = """<!doctype html><body style="margin:0;background:rgb(255,0,0)">
@@ -69,7 +69,7 @@ async def test_a_page_that_leaves_while_its_picture_is_taken_is_seen_where_it_we
         await page.goto(web_page)
         # nobody tells what was asked for of a document that is gone
         picture, _ = await asyncio.gather(
-            page.screenshot(), page.tabs.first.session.send("Page.navigate", {"url": f"{web_page}?there"})
+            page.screenshot(), page.first.session.send("Page.navigate", {"url": f"{web_page}?there"})
         )
         assert colour_at(picture, 5, 5) == (255, 0, 0)
         await page.settle(drawn=True)
@@ -85,7 +85,7 @@ async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:
         next(pictures)
         raise Moved("Page.captureScreenshot: Inspected target navigated or closed")
 
-    page.tabs.first.run = leave  # type: ignore[method-assign, assignment]
+    page.first.run = leave  # type: ignore[method-assign, assignment]
     with pytest.raises(EnvironmentFailure, match="went elsewhere three times during its picture"):
         await page.screenshot()
     assert next(pictures) == 3
@@ -112,12 +112,6 @@ async def test_what_the_page_throws_is_told(web_page: str) -> None:
         await page.evaluate("null.x")
     assert await page.evaluate("1 + 1") == 2
     assert await page.evaluate("new Promise(done => setTimeout(() => done('waited'), 5))") == "waited"
-
-
-async def test_dialogs_do_not_stop_the_page(web_page: str) -> None:
-    page = await Chromium.shared().new_page(100, 100)
-    await page.goto(web_page)
-    assert await page.evaluate("alert('stop!'), confirm('sure?')") is True
 
 
 @pytest.fixture
@@ -173,22 +167,6 @@ async def test_a_page_that_hangs_ends_at_the_limit_and_disturbs_no_other(web_pag
     assert browser.starts == 1
 
 
-async def test_a_crashed_page_fails_at_once_and_disturbs_no_other(web_page: str) -> None:
-    browser = Chromium.shared()
-    crashed, fine = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(2)))
-    await asyncio.gather(crashed.goto(web_page), fine.goto(web_page))
-    waiting = asyncio.create_task(crashed.evaluate("new Promise(() => {})"))
-    await asyncio.sleep(0.05)
-    with pytest.raises(EnvironmentFailure, match="crashed"):
-        await crashed.tabs.first.call("Page.crash")
-    with pytest.raises(EnvironmentFailure, match="crashed"):
-        await waiting
-    assert crashed.broken is not None
-    assert await fine.evaluate("2 + 2") == 4
-    await crashed.close()
-    assert browser.starts == 1
-
-
 async def test_a_call_that_is_cut_off_breaks_the_page(web_page: str) -> None:
     page = await Chromium.shared().new_page(100, 100)
     await page.goto(web_page)
@@ -206,7 +184,7 @@ async def test_a_call_that_is_cut_off_breaks_the_page(web_page: str) -> None:
 async def test_a_file_that_cannot_be_sent_leaves_the_browser_to_the_other_pages() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(100, 100)
-    await page.serve(Site({"/": "<p>here", "/half": "\ud800"}))
+    await page.serve(ORIGIN, Site({"/": "<p>here", "/half": "\ud800"}).answer)
     await page.goto("http://app.localhost/")
     assert "Failed to fetch" in await page.evaluate("fetch('/half').then(() => 'sent', String)")
     assert await page.evaluate("document.body.textContent") == "here"

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from uirl.environments.browser.options import PageOptions
-from uirl.environments.browser.page.acting import origin_of
-from uirl.environments.browser.page.marks import draw_marks
-from uirl.environments.browser.page.tree import parse, tree_text
-from uirl.environments.browser.page.viewport import Viewport
+from uirl.environments.browser.acting import origin_of
+from uirl.environments.browser.environment import PageOptions
+from uirl.environments.browser.picture import Viewport, draw_marks
 from uirl.environments.browser.process import network_flags
-from uirl.environments.browser.site import Site
+from uirl.environments.browser.tree import parse, tree_text
+from uirl.environments.browser.web import Site
 from uirl.errors import ConfigError
 
 

@@ -100,14 +100,14 @@ async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events
     await env.reset(seed=1)
     page = env._page
     assert page is not None
-    tab = page.tabs.first
-    monkeypatch.setattr("uirl.environments.browser.page.tab.TWO_FRAMES", "new Promise(() => 0)")
+    tab = page.first
+    monkeypatch.setattr("uirl.environments.browser.tab.TWO_FRAMES", "new Promise(() => 0)")
     settling = asyncio.ensure_future(page.settle(drawn=True))
     await asyncio.sleep(0.1)
     assert not settling.done()
     monkeypatch.undo()
-    tab._on_loading({"frameId": tab.target}, True)
-    tab._on_loading({"frameId": tab.target}, False)
+    tab.on_loading(tab.target, True)
+    tab.on_loading(tab.target, False)
     async with asyncio.timeout(PATIENCE):
         await settling
     assert page.broken is None
@@ -122,7 +122,7 @@ async def test_a_settling_that_is_cut_off_breaks_the_page(monkeypatch: pytest.Mo
     await page.evaluate("requestAnimationFrame = () => 0")  # the page's own, which is not asked
     await page.settle(drawn=True)
     await page.evaluate("0", apart=True)
-    monkeypatch.setattr("uirl.environments.browser.page.tab.TWO_FRAMES", "new Promise(() => 0)")
+    monkeypatch.setattr("uirl.environments.browser.tab.TWO_FRAMES", "new Promise(() => 0)")
     settling = asyncio.ensure_future(page.settle(drawn=True))
     await asyncio.sleep(0.1)
     settling.cancel()

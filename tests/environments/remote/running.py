@@ -35,12 +35,12 @@ def until(condition: Callable[[], Any], what: str = "it") -> Any:
 
 
 @contextlib.contextmanager
-def running(app: Any, **options: Any) -> Iterator[str]:
-    """The address of an ASGI application that runs on a thread."""
+def running(app: Any, config: uvicorn.Config | None = None, **options: Any) -> Iterator[str]:
+    """The address of an ASGI application that runs on a thread. `config`: of its server."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as door:
         door.bind(("127.0.0.1", 0))
         options = {"ws": "websockets-sansio", "log_level": "error", "timeout_graceful_shutdown": 2, **options}
-        server = uvicorn.Server(uvicorn.Config(app, **options))
+        server = uvicorn.Server(config or uvicorn.Config(app, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
         thread.start()
         try:
@@ -80,7 +80,7 @@ class Served:
 
     def pass_time(self, seconds: float) -> None:
         """Let so much time pass for leases and idle sessions, and for nothing else."""
-        self.sessions._clock.now += seconds
+        self.sessions.clock.now += seconds
 
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -95,9 +95,9 @@ def serving(
     name = environment if isinstance(environment, str) else type(environment).__name__.lower()
     read = ServerSettings(name, port=0, **settings)
     app = server_app.create_app(read, None if isinstance(environment, str) else environment)
-    app.state.sessions._clock = HandClock()
-    options = {**server_app.connection_options(read, **(deadlines or {})), "timeout_graceful_shutdown": 2}
-    with running(app, **options) as url:
+    app.state.sessions.clock = HandClock()
+    config = server_app.connection_config(app, read, timeout_graceful_shutdown=2, **(deadlines or {}))
+    with running(app, config) as url:
         yield Served(url, app)
     assert not app.state.sessions.active, "sessions leaked"
 

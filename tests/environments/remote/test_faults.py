@@ -211,7 +211,7 @@ def test_a_session_that_is_given_up_while_it_fails_to_open_counts_no_more(lm: Lo
             with pytest.raises(asyncio.CancelledError):
                 await reset
             assert [server.active for server in own.pool.servers] == [0]
-            assert not own.client.transport._open
+            assert not own.client._open
 
         asyncio.run(run())
         until(lambda: not faulty.state.sessions.active, "the reaper's work")

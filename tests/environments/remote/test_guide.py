@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import shlex
@@ -25,7 +24,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    assert {language for language, _ in BLOCKS} == {"console", "python", "yaml", "ini", "dockerfile"}
+    assert {language for language, _ in BLOCKS} == {"console", "python", "yaml", "dockerfile"}
 
 
 def test_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,23 +62,13 @@ def parsed(command: str) -> ServerSettings:
 
 def test_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UIRL_ENV_TOKEN", "a")
-    unit = configparser.RawConfigParser(strict=True)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string(blocks("ini")[0])
-    assert unit.sections() == ["Unit", "Service", "Install"]
-    service = parsed(unit["Service"]["ExecStart"])
-    assert (service.host, service.sessions, service.token_env) == ("0.0.0.0", 16, "UIRL_ENV_TOKEN")
     container = dict(re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", blocks("dockerfile")[0], re.MULTILINE))
-    assert parsed(shlex.join([*json.loads(container["ENTRYPOINT"]), *json.loads(container["CMD"])])) == service
+    service = parsed(shlex.join([*json.loads(container["ENTRYPOINT"]), *json.loads(container["CMD"])]))
+    assert (service.host, service.sessions, service.token_env) == ("0.0.0.0", 16, "UIRL_ENV_TOKEN")
     (health,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])$", blocks("dockerfile")[0], re.MULTILINE)
     compile(json.loads(health)[2], "health check", "exec")
     (serve,) = [line for line in "".join(blocks("console")).splitlines() if line.startswith("uirl")]
     assert parsed(serve).environment == "screen"
-
-
-def test_the_tokens_of_the_unit_are_those_of_its_file() -> None:
-    tokens = dict(line.split("=") for line in blocks("ini")[1].split())
-    assert all(f"env {name}" in blocks("ini")[0] for name in tokens)
 
 
 def test_requests_are_answered() -> None:

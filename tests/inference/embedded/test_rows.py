@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from uirl.inference.embedded.rows import rows_for_admission, rows_for_retirement
+from uirl.inference.embedded.scheduler import rows_for_admission, rows_for_retirement
 
 
 def test_admission_rows_are_contiguous_and_lose_nothing() -> None:

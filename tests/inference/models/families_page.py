@@ -11,7 +11,7 @@ from tests.inference.models.refused_families import REFUSED
 from tests.inference.own_templates import TOOLS, templates_table
 from uirl.config import ModelConfig
 from uirl.inference import LoadedModel, load_model
-from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models.shared_prompts import prompts_can_be_shared
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

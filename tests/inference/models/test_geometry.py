@@ -8,8 +8,8 @@ import transformers
 from PIL import Image
 
 from uirl.images import screenshot
-from uirl.inference.models.geometry import stacked_transform
-from uirl.storage.pictures import fed_picture
+from uirl.inference.models.vision import stacked_transform
+from uirl.storage.records import fed_picture
 from uirl.types import PictureTransform
 
 SIZES = [(56, 56), (1080, 2400), (1920, 1080), (31, 40), (224, 224), (500, 90)]

@@ -15,7 +15,7 @@ from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams, load_model
 from uirl.inference.embedded.engine import TransformersInferenceEngine
-from uirl.inference.models.picture_limit import pixels_read
+from uirl.inference.models.processors import pixels_read
 from uirl.learner import Policy, collate
 from uirl.types import Sample
 

@@ -14,8 +14,9 @@ from tests.inference.windowed import windowed_model
 from uirl.config import ModelConfig
 from uirl.errors import ContractError
 from uirl.inference import LoadedModel, load_model
-from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models import shared_prompts
+from uirl.inference.models import shared_prompts as padding_rule
 from uirl.inference.models.attention import context_limit
 from uirl.inference.models.shared_prompts import (
     SharedPrompt,
@@ -24,7 +25,6 @@ from uirl.inference.models.shared_prompts import (
     prompts_can_be_shared,
     window_of,
 )
-from uirl.runtime import padding as padding_rule
 
 ROWS = (
     [SharedPrompt(3, (2, 2))],

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.grounding.training import Recipe, accuracy
 from uirl.config import ConfigStore
 from uirl.config.relations import BUILT_IN, GROUNDED
 from uirl.errors import CheckpointError, ConfigError
-from uirl.inference.grounding.evaluation import accuracy
-from uirl.inference.grounding.training import Recipe
 from uirl.inference.models import shipped
 from uirl.inference.models.loading import BUILT_IN_MODELS, load_model
 

@@ -22,7 +22,7 @@ from uirl.inference.models import unpacked
 from uirl.inference.models.loading import load_model
 from uirl.inference.models.precision import dtype_of
 from uirl.inference.models.unpacked import PACKAGED, folder_of
-from uirl.training.plan.plan import plan_of
+from uirl.training.plan import plan_of
 
 NAME = "uirl/smollm2-135m"
 IDS = torch.tensor([[20, 30, 40, 50, 60]])

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from uirl.config import TinyConfig
+from uirl.inference.models.loading import speed_up_vision
 from uirl.inference.models.tiny import build_tiny
-from uirl.inference.models.vision_tower import speed_up_vision
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 

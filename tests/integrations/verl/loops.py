@@ -13,8 +13,8 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from tests.integrations.verl.worlds import BROKEN
-from uirl.integrations.verl.rollout.agent_loop import EnvironmentAgentLoop
-from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
+from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop
+from uirl.integrations.verl.tasks import CustomEnvironmentDataset
 
 TWO_LOOKS = "environment.name=tests.integrations.verl.worlds:TwoLooks"
 

@@ -116,21 +116,6 @@ def test_a_run_is_continued_only_by_its_name(tmp_path: Path, capsys: pytest.Capt
     assert "add uirl.logging.run_name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trainer.nnode=2"], "did you mean 'nnodes'"),
-        (["uirl.training.adv_estimator=gigpo"], "has no place under verl"),
-        (["uirl.environment.name=scren"], "did you mean 'screen'"),
-    ],
-)
-def test_mistakes_are_named(
-    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verl", "--config", str(written(tmp_path)), "--dry_run", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 PARTS = {
     "trainer.v1.trainer_mode": "sync",
     "trainer.checkpoint_callback_class": "mine.Callback",

@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.inference.pictures import picture
 from uirl.environments import BaseEnvironment
-from uirl.errors import ConfigError
 from uirl.types import Observation, Task
 
 LETTERS, GOOD = "abcdefgh", "abcd"
@@ -81,15 +80,6 @@ class Fragile(TwoLooks):
         return super().step(action)
 
 
-class NotInstalled(TwoLooks):
-    """Says in every second instance that the person has to install something."""
-
-    def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        if (seed or 0) % 2:
-            raise ConfigError("this instance needs the package abacus; pip install abacus")
-        return super().reset(task, seed)
-
-
 class OneBrokenTask(TwoLooks):
     """Has a fourth task, whose every episode breaks in its second turn."""
 
@@ -115,26 +105,6 @@ class Asking(TwoLooks):
         key = os.environ.get("UIRL_LLM_API_KEY", "")
         found = (os.environ.get("UIRL_LLM_BASE_URL", ""), hashlib.sha256(key.encode()).hexdigest())
         return Observation("thanks"), share_of_good(action), True, {"success": found == self._expected}
-
-
-class Assassin(OneBrokenTask):
-    """A text world with a broken task, which kills the rollout server in step `fatal_step`, counted in updates of its
-    weights. No episode takes its second turn before the server is gone."""
-
-    def __init__(self, config: Any = None, fatal_step: int = 3) -> None:
-        super().__init__(config, pictures=False)
-        self._fatal = fatal_step
-
-    def step(self, action: str) -> Any:
-        import ray
-
-        from tests.integrations.verl.cpu.rollout import server_name
-
-        with suppress(ValueError, ray.exceptions.RayActorError):  # it is gone already, or goes now
-            server = ray.get_actor(server_name(0))
-            if len(ray.get(server.updates.remote())) >= self._fatal:
-                ray.get(server.die.remote())
-        return super().step(action)
 
 
 class Reaper(TwoLooks):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.channels import conformance
+from tests.training.channels.conformance import check_channel
 from uirl.errors import ContractError
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training.assembly import Assembly, sampling_of
-from uirl.training.channels import conformance
 from uirl.training.channels.base import Channel, Group, GroupRules
-from uirl.training.channels.conformance import check_channel
 from uirl.training.channels.local import LocalChannel
-from uirl.training.channels.process import ProcessChannel
+from uirl.training.channels.workers import process_channel
 from uirl.types import Trajectory
 
 
@@ -35,7 +35,7 @@ async def test_processes_play_what_one_process_plays(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     here = await check_channel(local, folders[0])
-    there = await check_channel(ProcessChannel, folders[1], actors={"processes": 2})
+    there = await check_channel(process_channel, folders[1], actors={"processes": 2})
     assert tokens(there.groups) == tokens(here.groups)
 
 

@@ -17,15 +17,13 @@ import psutil
 import pytest
 
 from tests.patience import PATIENCE
+from tests.training.channels.conformance import ProbeEnvironment, check_channel, probe_config
 from tests.training.channels.test_contract import local, tokens
 from uirl.errors import ConfigError
-from uirl.inference.ray.engines import engines_in_ray
 from uirl.rollout.episode import EpisodeSpec
 from uirl.training.assembly import assemble
 from uirl.training.channels.base import GroupRules
-from uirl.training.channels.conformance import ProbeEnvironment, check_channel, probe_config
-from uirl.training.channels.process import ProcessChannel
-from uirl.training.channels.ray import RayChannel
+from uirl.training.channels.workers import WorkerChannel, process_channel, ray_channel
 from uirl.types import Task
 
 pytestmark = pytest.mark.actors
@@ -85,9 +83,9 @@ def cluster(**head: Any) -> Iterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def channel_in(folder: Path, **changes: Any) -> AsyncIterator[RayChannel]:
+async def channel_in(folder: Path, **changes: Any) -> AsyncIterator[WorkerChannel]:
     parts = assemble(probe_config(folder, **changes))
-    channel = RayChannel(parts, GroupRules(retries=3))
+    channel = ray_channel(parts, GroupRules(retries=3))
     try:
         yield channel
     finally:
@@ -112,38 +110,29 @@ async def test_ray_actors_play_what_one_process_plays(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     here = await check_channel(local, folders[0])
-    there = await check_channel(RayChannel, folders[1], ray=RAY)
+    there = await check_channel(ray_channel, folders[1], ray=RAY)
     assert tokens(there.groups) == tokens(here.groups)
 
 
-def shows(secret: str) -> list[Path]:
-    """Return what any process of this machine shows of itself with `secret` in it: arguments, variables."""
-    found = []
-    for path in (path for what in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{what}")):
-        with contextlib.suppress(OSError):
-            found += [path] if secret.encode() in path.read_bytes() else []
+def listening() -> set[tuple[int, Any]]:
+    """The addresses at which this process and its descendants listen."""
+    found = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            here = process.net_connections("inet")
+            found |= {(process.pid, one.laddr) for one in here if one.status == psutil.CONN_LISTEN}
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        (ProcessChannel, {"actors": {"processes": 2, "engines": 1}}),
-        (RayChannel, {"ray": RAY}),
-        (RayChannel, {"ray": {**RAY, "engine_cpus": 0.25}, "actors": {"engines": 1}}),
-    ],
-)
-async def test_no_process_shows_the_token_of_the_run(tmp_path: Path, kind: Any, changes: dict[str, Any]) -> None:
-    parts = assemble(probe_config(tmp_path, **changes))
-    channel = kind(parts, GroupRules(retries=3))
+async def test_children_are_talked_to_without_a_socket_that_listens(tmp_path: Path) -> None:
+    before = listening()
+    parts = assemble(probe_config(tmp_path, actors={"processes": 2, "engines": 1}))
+    channel = process_channel(parts, GroupRules(retries=3))
     try:
         await asyncio.wait_for(parts.publish(), PATIENCE)
         await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
-        await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
-        tokens = [channel.pool.gate.token]
-        tokens += [parts.engine._files.gate.token] if engines_in_ray(parts.config) else []
-        assert all(map(len, tokens))
-        assert {token: shows(token) for token in tokens} == {token: [] for token in tokens}
+        await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
+        assert listening() == before
     finally:
         await asyncio.wait_for(channel.close(), PATIENCE)
         await parts.close()
@@ -170,15 +159,15 @@ async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_
         (first,) = await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
         channel.submit(group("hanging", "hangs", 2))
         await until(lambda: (folder / "hangs-0").exists())
-        busy = [seat.pid for seat in channel.pool.seats if seat.active]
+        busy = [actor.pid for actor in channel.pool.actors if actor.life.active]
         assert busy[0] is not None
         os.kill(busy[0], signal.SIGKILL)
         await until(lambda: channel.pool.deaths == 1)
         await channel.give_up()
         (second,) = await asyncio.wait_for(channel.exchange([group("second", "plays")]), PATIENCE)
         assert all(t.failure is None for t in [*first.trajectories, *second.trajectories])
-        await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
-        assert sorted(seat.incarnation for seat in channel.pool.seats) == [1, 2]
+        await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
+        assert sorted(actor.incarnation for actor in channel.pool.actors) == [1, 2]
     await until(lambda: not sleepers(folder))
 
 
@@ -189,18 +178,18 @@ async def test_a_machine_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
         async with channel_in(tmp_path, ray=settings) as channel:
             await channel.publish(None, 1)
             await asyncio.wait_for(channel.exchange([group("first", "plays", 8)]), PATIENCE)
-            await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+            await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
             channel.submit(group("hanging", "hangs", 8))
-            await until(lambda: sum(seat.active for seat in channel.pool.seats) == 8)
+            await until(lambda: sum(actor.life.active for actor in channel.pool.actors) == 8)
             await asyncio.to_thread(made.remove_node, second)
             await until(lambda: channel.pool.deaths >= 1)
             await channel.give_up()
             groups = await asyncio.wait_for(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]), PATIENCE)
             assert all(t.failure is None for g in groups for t in g.trajectories)
-            assert sum(seat.state == "ready" for seat in channel.pool.seats) == 1
+            assert sum(actor.state == "ready" for actor in channel.pool.actors) == 1
             # the other waits for a machine, and takes the next one
             made.add_node(num_cpus=1, resources={"browser": 1}, object_store_memory=80 * 2**20)
-            await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+            await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
 
 
 async def test_a_cluster_without_a_place_is_told_with_what_is_free(tmp_path: Path) -> None:
@@ -215,7 +204,7 @@ async def test_a_cluster_without_a_place_is_told_with_what_is_free(tmp_path: Pat
 RUN = """
 import sys
 from uirl import RayPPOTrainer
-from uirl.training.channels.conformance import probe_config
+from tests.training.channels.conformance import probe_config
 config = probe_config(sys.argv[1], ray={"use_ray": True, "num_actors": 2, "actor_cpus": 0.25})
 config.training.num_epochs, config.training.num_iters_per_epoch = 1, 1000
 config.training.eval_episodes, config.training.eval_every = 2, None
@@ -237,7 +226,7 @@ def test_a_learner_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         learner.kill()
         learner.wait()
     # two small agents of Ray's own may stay for minutes after a cluster that was killed; they hold nothing of a run
-    marks = (str(tmp_path), "raylet/raylet", "gcs_server", "default_worker.py", "ray::RayWorker", "keep_one")
+    marks = (str(tmp_path), "raylet/raylet", "gcs_server", "default_worker.py", "ray::RayWorker", "workers.keeper")
     for _ in range(300):
         left = [
             command(p)

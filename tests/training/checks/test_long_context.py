@@ -8,12 +8,11 @@ import pytest
 
 from tests.inference.windowed import WINDOW, windowed_model
 from uirl.config import ConfigStore
-from uirl.inference.embedded import attention_proof
+from uirl.inference.embedded import runner
 from uirl.inference.models import attention
 from uirl.inference.models.tiny import CHAT_TEMPLATE
-from uirl.training.checks import long_context
-from uirl.training.checks.long_context import REPLY, UNKNOWN
-from uirl.training.checks.preflight import Finding, preflight
+from uirl.training.checks import preflight as checks
+from uirl.training.checks.preflight import REPLY, UNKNOWN, Finding, preflight
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def test_a_window_that_the_engine_keeps_is_found_right(folder: Path) -> None:
 
 
 def test_a_window_that_the_engine_ignores_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_proof, "prove_attention", lambda loaded: None)
+    monkeypatch.setattr(runner, "prove_attention", lambda loaded: None)
     monkeypatch.setattr(attention, "_within", lambda kind, size, seen, key, query: seen)
     finding = found(folder)["long sequences"]
     assert not finding.ok
@@ -87,6 +86,6 @@ def test_without_a_window_a_plain_length_that_the_context_holds_is_tried(
 @pytest.mark.slow
 def test_no_more_tokens_are_tried_than_are_cheap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = sum(p.numel() for p in windowed_model("mistral").model.parameters())
-    monkeypatch.setitem(long_context.WORK, "cpu", 8.0 * weights * 6)
+    monkeypatch.setitem(checks.WORK, "cpu", 8.0 * weights * 6)
     finding = found(folder)["long sequences"]
     assert "over 6 tokens; a sequence beyond the window of 8 would take too long here" in finding.detail

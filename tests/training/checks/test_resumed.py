@@ -12,7 +12,7 @@ import torch
 from tests.rollout.worlds import Countdown
 from tests.training.checks.test_preflight import PREFLIGHT, findings_of
 from uirl.learner import Learner
-from uirl.training.checks.resumed import rounding_of, same_metrics
+from uirl.training.checks.preflight import rounding_of, same_metrics
 
 WEIGHTS = 134_515_008
 """Of SmolLM2-135M, which with two threads reported the norms below."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from uirl.integrations.verl.rollout.coordinator import EndedEpisodes
-from uirl.integrations.verl.trainer.record import StepRecord
+from uirl.integrations.verl.record import EndedEpisodes, StepRecord
 from uirl.metrics import clustered_interval
 from uirl.storage import TrajectoryStore
 from uirl.training.evaluation.evaluation import report_on

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from uirl.training.record.curve import draw_curve
+from uirl.training.record.record import draw_curve
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.inference.fake_engines import FakeEngine
 from uirl.inference import Router
-from uirl.inference.processes.engine import EngineProcess
 from uirl.inference.weight_files import WeightFiles
+from uirl.inference.workers import RemoteEngine
 from uirl.training.record.processes import PROCESSES, ProcessTable
 
 
@@ -19,7 +19,7 @@ def rows(folder: Path) -> dict[str, tuple[str, str, int]]:
 
 def test_engine_processes_are_followed(tmp_path: Path) -> None:
     files = WeightFiles(tmp_path / "weights")
-    processes = [EngineProcess({}, files=files, name=f"engine-{n}") for n in range(2)]
+    processes = [RemoteEngine({}, files=files, name=f"engine-{n}") for n in range(2)]
     table = ProcessTable(tmp_path)
     table.follow_engine(Router([*processes, FakeEngine()], files=files))
     assert rows(tmp_path) == {
@@ -27,9 +27,9 @@ def test_engine_processes_are_followed(tmp_path: Path) -> None:
         "engine-0": ("engine", "not started", 0),
         "engine-1": ("engine", "not started", 0),
     }
-    processes[1].incarnation = 2
-    processes[1]._note("running")
-    assert rows(tmp_path)["engine-1"] == ("engine", "running", 2)
+    processes[1].supervisor.incarnation = 2
+    processes[1].supervisor._note("ready")
+    assert rows(tmp_path)["engine-1"] == ("engine", "ready", 2)
     table.follow_engine(FakeEngine())
     table.end()
     told = json.loads((tmp_path / PROCESSES).read_text())["processes"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from uirl.errors import StorageError
-from uirl.training.record.together import WrittenTogether
+from uirl.training.record.record import WrittenTogether
 from uirl.types import Trajectory
 
 

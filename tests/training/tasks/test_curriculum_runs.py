@@ -26,7 +26,6 @@ def config_of(folder: Path, **training: Any) -> ConfigStore:
     config.environment.name, config.environment.options = LETTERS, {}
     config.curriculum.enabled = True
     config.curriculum.min_attempts_per_task = 4
-    config.curriculum.park_after, config.curriculum.park_for = 12, 4
     return config
 
 
@@ -52,20 +51,15 @@ def test_what_is_always_or_never_solved_is_played_less_and_all_of_it_is_told(
     assert told["draws"] == sum(played.values()) / 4
     assert sum(level["tasks"] for level in told["levels"].values()) == COUNT
     assert sum(level["drawn"] or 0.0 for level in told["levels"].values()) == pytest.approx(1.0)
-    assert told["levels"]["parked"]["tasks"] >= 1
-    assert told["tasks_parked"] == sum(row["count/tasks_parked"] for row in rows) > 1, "it is tried again"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["curriculum"] == told
     for row in rows:
         shares = [value for name, value in row.items() if name.startswith("curriculum/") and name.endswith("/drawn")]
         assert sum(filter(None, shares)) == pytest.approx(1.0)
-        assert sum(row[f"curriculum/{place}/tasks"] for place in ("new", *LEVELS, "parked")) == COUNT
+        assert sum(row[f"curriculum/{place}/tasks"] for place in ("new", *LEVELS)) == COUNT
     # over the run, the share of live groups of a level is that of its rows, weighed; always solved teaches nothing
     assert told["levels"]["exploitation"]["live_groups"] < told["levels"]["exploration"]["live_groups"]
     out = capsys.readouterr().out
     assert "curriculum: exploration" in out
-    assert f"curriculum: tasks parked  {told['tasks_parked']} times" in " ".join(out.split()).replace(
-        "parked ", "parked  "
-    )
 
 
 def test_groups_without_a_difference_are_replaced_and_counted_for_their_level(
@@ -111,18 +105,8 @@ def test_it_runs_ahead_of_the_learner(tmp_path: Path) -> None:
     summary, rows, played = run(config)
     assert len(rows) == 10
     told = summary["curriculum"]
-    assert (told["tasks_silent"], told["draws"]) == (0, 80 + 16), "what was ordered ahead is no silence"
+    assert told["draws"] == 80 + 16
     assert len(played) == COUNT
-
-
-def test_a_task_that_only_fails_is_set_aside(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    config.rollout.retries, config.algorithm.min_live_groups = 0, 0.0
-    config.curriculum.park_for = 20
-    summary, _, played = run(config, environment=Letters(broken="3"))
-    assert summary["curriculum"]["tasks_silent"] >= 1
-    assert played["3"] == 4 * 4, "once in each of four updates"
-    assert summary["excluded"]["training"]["excluded"] == {"environment": played["3"]}
 
 
 def test_an_environment_that_does_not_judge_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,10 +32,9 @@ class ActorsConfig(Section):
     """'auto' keeps the mean |learner - engine| over the tokens of older weights (`stale/gap`) below so many nats."""
     min_ess: Fraction = 0.9
     """'auto' keeps the effective sample size of these tokens, as a share of them (`stale/ess`), above this."""
-    spare_groups: Index | Literal["auto"] = 0
+    spare_groups: Index = 0
     """Groups that are ordered beyond those that an update needs; the first to end are learned from. With `staleness` 0
-    the others are given up then. 'auto': as many as the observed times of the run's episodes make worth while, chosen
-    by replaying them; the log says what they bought."""
+    the others are given up then."""
     spare_members: Index = 0
     """Episodes that each group is ordered beyond its size; when so many have ended as a group needs, the others are
     given up. It prefers short episodes."""

@@ -51,11 +51,6 @@ class CurriculumConfig(Section):
     confidence: Positive = 1.0
     """Half width of the interval of a success rate, in standard deviations (1: 68 %). A task has the level nearest to
     1/2 that the interval allows."""
-    park_after: Count = 32
-    """A task whose newest so many episodes all failed, in groups without a difference to learn from, is parked: not
-    drawn for a while."""
-    park_for: Count = 20
-    """Updates for which it is parked; twice as many each time in a row, up to 16 times."""
 
     @model_validator(mode="after")
     def _something_can_be_drawn(self) -> Self:

@@ -25,9 +25,6 @@ class EvolveConfig(Section):
     certify: bool = True
     """A beginning is kept only if playing it again shows the same screens and, of a fork, if the solved episode's way
     solves the task from there. false: what forks and judge say is believed."""
-    corrections: bool = False
-    """A beginning that ends at a fork is kept with one turn more: what the solved episode did there, in the context of
-    the failed one [UI-Voyager, arXiv 2603.24533]."""
     restarts: Fraction = 0.0
     """Share of a round's groups that start behind a beginning that the round before it kept."""
     rounds_kept: Count | None = None
@@ -51,6 +48,3 @@ class EvolveConfig(Section):
     """Every round fine-tunes the policy of round 0; false: that of the round before."""
     parquet: bool = False
     """Also write the data as Parquet with pictures, for datasets (needs pyarrow)."""
-    variations: Index = 0
-    """New tasks that the judge's model proposes per round from those that failed; those that do not validate are left
-    out. 0: none."""

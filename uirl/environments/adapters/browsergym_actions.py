@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from uirl.environments.browser.page.page import NOTCH
+from uirl.environments.browser.page import NOTCH
 from uirl.environments.ui.vocabulary import MAX_SCROLL
 from uirl.errors import did_you_mean
 from uirl.runtime.limits import LIMITS, MAX_BITS, shown

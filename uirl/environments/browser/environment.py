@@ -6,37 +6,168 @@ import asyncio
 import copy
 import logging
 import math
+import os
 import random
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
+from pydantic import Field, model_validator
+
+from uirl.config.section import Count, Index, NonNegative
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.browser.capacity import pages_that_fit
-from uirl.environments.browser.options import PageOptions
-from uirl.environments.browser.page.acting import origin_of, perform
-from uirl.environments.browser.page.elements import Thing, find_things
-from uirl.environments.browser.page.marks import draw_marks
-from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.problems import Blocked, PageLost, TabClosed
-from uirl.environments.browser.page.tab import Tab
-from uirl.environments.browser.page.tree import number_things, read_tree, tree_text
+from uirl.environments.browser.acting import Thing, find_things, origin_of, perform
+from uirl.environments.browser.page import Page
+from uirl.environments.browser.picture import Viewport, draw_marks
 from uirl.environments.browser.process import Chromium, find_executable
-from uirl.environments.browser.time_limit import run_within
-from uirl.environments.options import ConfigurableEnvironment, OptionsLike
-from uirl.environments.ui.vocabulary import Answer, Click, Terminate, UIAction
+from uirl.environments.browser.tab import Blocked, PageLost, Tab, TabClosed, Unanswered
+from uirl.environments.browser.tree import number_things, read_tree, tree_text
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, Names, OptionsLike, Size
+from uirl.environments.ui.actions import ACTIONS, ActionSpace
+from uirl.environments.ui.vocabulary import CLICKS, Answer, Click, Coordinates, Terminate, UIAction
 from uirl.environments.ui.words_read import reader, words_read
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, EpisodeTimeout
 from uirl.images import screenshot
+from uirl.runtime.memory import free_memory
 from uirl.types import Action, Observation, StepResult, Task
 
 MOST_MARKS = 200
 MOST_NAMED = 2000
 """Elements that have a number: in the picture, and in the picture or the tree."""
+PAGES_PER_CORE = 8
+"""More pages than this wait for the processor, not for the policy."""
+PAGE_BYTES = 100 << 20
+"""Memory of a page without its pixels, with its share of the browser: from 25 MB to 100 MB for a heavy one."""
+BYTES_PER_PIXEL = 40
+"""Layers, tiles and the screenshot on its way out."""
+LONGEST_STEP = 60.0
+"""Seconds that a step may take, or fewer where the caller allows less."""
+STEP_SHARE = 0.7
+"""Of that, for the action and what comes of it; the rest is to find out whose doing it is that it takes longer."""
+Crop = Annotated[tuple[Index, Index, Count, Count], Field(strict=False)]
+"""Left, top, width and height."""
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+
+
+def pages_that_fit(width: int, height: int, zoom: float = 1.0) -> int:
+    """Return how many pages of `width` x `height` CSS pixels, drawn at `zoom`, this machine can hold; at least 1.
+
+    They share half of the memory that is free now and the cores that this process may use.
+    """
+    page = PAGE_BYTES + round(width * height * zoom * zoom) * BYTES_PER_PIXEL
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = free_memory()
+    by_memory = PAGES_PER_CORE * cores if memory is None else memory // 2 // page
+    return max(1, min(by_memory, PAGES_PER_CORE * cores))
+
+
+async def run_within(work: Coroutine[Any, Any, T], browser: Chromium, step_timeout: float) -> T:
+    """Return what `work` with a page gives, within its share of the `step_timeout` seconds.
+
+    Raises PageLost where the page leaves a call without an answer, does not stop where it is told to, or takes too long
+    for all of it, and another page of the browser does in time what pages do; EpisodeTimeout where that does not
+    either, or the answer has come by then.
+    """
+    limit = STEP_SHARE * min(step_timeout, LONGEST_STEP)
+    try:
+        async with asyncio.timeout(limit):
+            return await work
+    except EpisodeTimeout as error:
+        if await browser.hangs(error.late if isinstance(error, Unanswered) else None):
+            raise PageLost(f"the page hangs, and others of the browser do not: {error}") from error
+        raise
+    except TimeoutError as error:
+        slow = f"the action and what came of it took the page more than {limit:g} s"
+        raise (PageLost if await browser.hangs() else EpisodeTimeout)(slow) from error
+
+
+class PageOptions(EnvironmentOptions):
+    """A page in the browser: what is shown of it, and what can be done."""
+
+    key = "page"
+
+    width: Count | None = None
+    """Of the page in CSS pixels; None: that of the environment."""
+    height: Count | None = None
+    """Of the page in CSS pixels; None: that of the environment."""
+    zoom: float = Field(1.0, ge=0.1, le=4)
+    """Pixels of the picture per CSS pixel: below 1 the browser draws the page small. Each value has a browser of its
+    own."""
+    crop: Crop | None = None
+    """Part of the page that becomes the picture, as [left, top, width, height] in CSS pixels; None: all."""
+    image_size: Count | Size | None = None
+    """The picture is resized to this [width, height], or square of this side; None: as it is. Positions are in pixels
+    of the picture, whatever its size."""
+    image_format: Literal["png", "jpeg"] = "png"
+    """How the browser encodes the picture. One that is cropped, resized or marked afterwards is handed on as it then
+    is, without loss."""
+    quality: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Of 'jpeg'; None: 80."""
+    actions: Names | None = None
+    """Names of the actions that are offered; None: those of the environment."""
+    coordinates: Coordinates = "pixels"
+    """'pixels', or 'grid_999': 0 to 999 along each side."""
+    say_target: bool = False
+    """The prompt asks for the word `target` before the coordinates of a click, and demonstrators give one where they
+    know a word."""
+    marks: bool = False
+    """Numbers are drawn on what can be clicked, and `click` takes a mark in place of x and y."""
+    tree: Index = 0
+    """Characters of the accessibility tree that follow the text of every observation; 0: none."""
+    max_turns: Count | None = None
+    """Actions after which an episode is cut ('truncated'); None: that of the environment."""
+    ocr: Index = 0
+    """Characters of the words on the picture, each with its place, that follow the text of every observation, as
+    rapidocr reads them (extra `ocr`; half a second a picture and more); 0: none."""
+    picture: bool = True
+    """Show the page; false: the words alone, for models that read (with `tree` and `marks`, or `ocr`)."""
+    settle: NonNegative = 0.0
+    """Seconds to wait after an action, for pages that move."""
+
+    @model_validator(mode="after")
+    def _something_is_shown(self) -> Self:
+        if not self.picture and not self.tree and not self.ocr:
+            raise ConfigError(f"{self.key}: picture=false shows nothing; set tree, or ocr, to e.g. 500")
+        if self.quality is not None and self.image_format == "png":
+            raise ConfigError(
+                f"{self.key}: PNG has no quality, got {self.quality}; set image_format to 'jpeg', or leave quality "
+                "out (null)"
+            )
+        return self
+
+    @property
+    def crop_box(self) -> Crop | None:
+        """`crop` in CSS pixels."""
+        return self.crop
+
+    def viewport(self, page_size: tuple[int, int]) -> Viewport:
+        """Return the page and what is shown of it; `page_size`: width and height where the options say nothing.
+
+        Raises ConfigError for a crop that reaches outside.
+        """
+        side = self.image_size
+        size = (side, side) if isinstance(side, int) else side
+        return Viewport.of(self.width or page_size[0], self.height or page_size[1], self.zoom, self.crop_box, size)
+
+    def space(self, picture_size: tuple[int, int], actions: tuple[str, ...]) -> ActionSpace:
+        """Return the actions that are offered; `actions`: where the options say nothing.
+
+        Raises ConfigError for options of clicks and positions where no action has any.
+        """
+        offered = actions if self.actions is None else self.actions
+        if not offered:
+            raise ConfigError(f"{self.key}: actions is an empty list; expected names such as 'click'")
+        space = ActionSpace(*picture_size, offered, self.coordinates, self.marks, self.say_target, modifiers=True)
+        none = f"and the actions {', '.join(space.names)} have none; leave it out"
+        if self.say_target and not any(name in CLICKS for name in space.names):
+            raise ConfigError(f"say_target is about clicks, {none}")
+        if self.coordinates != "pixels" and not any({"x", "y"} & set(ACTIONS[name].arguments) for name in space.names):
+            raise ConfigError(f"coordinates={self.coordinates!r} is about positions, {none}")
+        return space
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +206,20 @@ class PageEnvironment(ConfigurableEnvironment):
     keeps_page: ClassVar[bool] = True
     """One page serves several episodes. False: every episode has a context of its own, without cookies and storage of
     an earlier one."""
-
     uploads: Mapping[str, str | bytes] = MappingProxyType({})
     """Files by name that a policy may choose where the page asks for one (`upload`)."""
     keeps_downloads: ClassVar[bool] = False
     """Downloads are kept for the episode, see `downloads`. False: they are refused, and the policy is told."""
-
     options_class = PageOptions
     options: PageOptions
+
+    _page: Page | None = None
+    _reach: frozenset[str] = frozenset()  # of that page
+    _turns = 0
+    _goal = ""
+    _named: Sequence[Thing] = ()
+    _seen = Observation()
+    _hidden: Literal["", "page", "goal"] = ""
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
         """Create an environment that opens its page at the first reset. Options: see `PageOptions`.
@@ -98,15 +235,7 @@ class PageEnvironment(ConfigurableEnvironment):
         """Width and height of the picture the agent sees."""
         self.space = self.options.space(self.picture_size, tuple(self.actions))
         """The actions that are offered, and how they are written."""
-        if self.options.max_turns is not None:
-            self.max_turns = self.options.max_turns
-        self._page: Page | None = None
-        self._reach: frozenset[str] = frozenset()  # of that page
-        self._turns = 0
-        self._goal = ""
-        self._named: list[Thing] = []
-        self._seen = Observation()
-        self._hidden: Literal["", "page", "goal"] = ""
+        self.max_turns = self.options.max_turns or self.max_turns
 
     @property
     def max_parallel(self) -> int:  # type: ignore[override]
@@ -189,18 +318,22 @@ class PageEnvironment(ConfigurableEnvironment):
             lost = self.lost(str(error))
             info = {"success": False, **lost.info, "lost": str(error)}
             result = StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
-        if not result.terminated and self._turns >= (self.max_turns or math.inf):
+        if not result.terminated and self._last_turn:
             seen = result.observation
             seen = replace(seen, info={**seen.info, "out_of_turns": True})
             result = replace(result, observation=seen, truncated=True)
         self._done = result.done
         return result
 
+    @property
+    def _last_turn(self) -> bool:
+        return self._turns >= (self.max_turns or math.inf)
+
     async def _step(self, page: Page, action: Action) -> StepResult:
         ui_action = self.space.read(action)
         if isinstance(ui_action, str):
             return self._tell(ui_action)
-        page.tabs.acted()
+        page.acted()
         try:
             problem = await perform(page, ui_action, self._viewport, marks=self._named, origins=self.destinations())
             if problem is not None:
@@ -211,9 +344,9 @@ class PageEnvironment(ConfigurableEnvironment):
         except TabClosed:
             return await self._outcome(page, ui_action)
         except Blocked:
-            if isinstance(ui_action, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
+            if isinstance(ui_action, (Answer, Terminate)) or self._last_turn:
                 page.asks_policy = False  # nobody is there to answer
-                await page.tabs.shown.answer(agree=False)
+                await page.shown.answer(agree=False)
                 return await self._outcome(page, ui_action)
             return self._tell("", *page.take_notices())
 
@@ -223,7 +356,7 @@ class PageEnvironment(ConfigurableEnvironment):
         judgement = await self.judge(page, ui_action)
         ended = judgement.ended or isinstance(ui_action, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
-        notices = [*page.take_notices(), page.tabs.words()]
+        notices = [*page.take_notices(), page.tabs_in_words()]
         if ended:
             return StepResult(Observation(_lines(*notices), (), info), judgement.reward, terminated=True)
         try:
@@ -238,7 +371,7 @@ class PageEnvironment(ConfigurableEnvironment):
         """Address and title of each open tab, and which is shown, from 0."""
         if self._page is None:
             return [("", "")], 0
-        return self._page.tabs.named(), self._page.tabs.number - 1
+        return [(tab.page.url, tab.title) for tab in self._page.tabs], self._page.tabs.index(self._page.shown)
 
     @property
     def accessibility(self) -> str:
@@ -254,12 +387,9 @@ class PageEnvironment(ConfigurableEnvironment):
 
     def spawn(self) -> Self:
         """Return another environment with the same options and a page of its own in the same browser."""
-        kept = self._page, self._named
-        self._page, self._named = None, []
-        try:
-            return copy.deepcopy(self)
-        finally:
-            self._page, self._named = kept
+        other = copy.copy(self)
+        other._page, other._named = None, ()
+        return copy.deepcopy(other)
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """Return these pages without what shows them, and without the goal in words (the page may show it)."""
@@ -294,7 +424,6 @@ class PageEnvironment(ConfigurableEnvironment):
         return self._page
 
     def _browser(self) -> Chromium:
-        """Return the browser of this environment's page."""
         return Chromium.shared(self._reach, self._viewport.zoom)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
@@ -302,9 +431,9 @@ class PageEnvironment(ConfigurableEnvironment):
         options, text = self.options, ""
         picture = await self._picture(page) if options.picture or options.ocr else None
         if self.space.marks and picture is None:
-            await self._number(page.tabs.shown)
+            await self._number(page.shown)
         if options.tree and self._hidden != "page":
-            text = await self._read_tree(page.tabs.shown)
+            text = await self._read_tree(page.shown)
         if options.ocr:
             text = _lines(text, await asyncio.to_thread(words_read, screenshot(picture).open(), options.ocr))
         pictures = (picture,) if options.picture else ()
@@ -313,11 +442,12 @@ class PageEnvironment(ConfigurableEnvironment):
 
     async def _picture(self, page: Page) -> Any:
         """Return the picture, with numbers on what can be clicked and seen where these are wanted."""
-        picture: Any = await page.screenshot(**self.options.capture())
+        options = self.options
+        picture: Any = await page.screenshot(format=options.image_format, quality=options.quality or 80)
         if not self._viewport.is_capture or self.space.marks:
             picture = self._viewport.picture(picture)
         if self.space.marks:
-            seen = await self._number(page.tabs.shown)
+            seen = await self._number(page.shown)
             picture = draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
         if self._hidden == "page":
             from PIL import Image
@@ -338,16 +468,16 @@ class PageEnvironment(ConfigurableEnvironment):
         nodes = await read_tree(tab)
         if not self.space.marks:
             return tree_text(nodes, self.options.tree)
-        things = list(self._named)
-        numbers = await number_things(tab, nodes, self._named, MOST_NAMED)
-        named = set(numbers.values())
-        more = [(number, thing.words) for number, thing in enumerate(things, start=1) if number not in named]
+        named = list(self._named)
+        numbers = await number_things(tab, nodes, named, MOST_NAMED)
+        listed = set(numbers.values())
+        more = [(number, thing.words) for number, thing in enumerate(self._named, start=1) if number not in listed]
+        self._named = named
         return tree_text(nodes, self.options.tree, numbers, more)
 
     def _tell(self, problem: str, *notices: str) -> StepResult:
         """Return the same state with a message on what was wrong, and on the dialog that is open."""
-        dialog = None if self._page is None else self._page.tabs.shown.dialog
-        question = "" if dialog is None else dialog.words("dialog" in self.space.names)
+        question = self._page.shown.question("dialog" in self.space.names) if self._page is not None else ""
         info = {"success": False, **({"mistake": problem} if problem else {})}
         told = Observation(_lines(*notices, problem, question, self._seen.text), self._seen.images, info)
         return StepResult(told, self.mistake_reward)

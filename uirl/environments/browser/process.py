@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -12,10 +13,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
-from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.problems import quietly
+from uirl.environments.browser.page import Page
+from uirl.environments.browser.tab import quietly
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 if TYPE_CHECKING:
@@ -23,34 +24,22 @@ if TYPE_CHECKING:
 
 EXECUTABLES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """Tried in this order; the headless shell needs about half the CPU of the full browser."""
-
 FLAGS = (
     # A process less in the way of every picture. Should it crash, the browser goes with it, and is replaced as such.
-    "--disable-gpu",
-    "--in-process-gpu",
-    "--disable-smooth-scrolling",
+    *("--disable-gpu", "--in-process-gpu", "--disable-smooth-scrolling"),
     # Drawing only what changed leaves one pixel column of the old picture now and then.
     "--disable-partial-raster",
     # What is selected would be pasted by a middle click on any other page, those of the neighbours too.
     "--blink-settings=selectionClipboardBufferAvailable=false",
 )
 """Beside those that Playwright gives."""
-
-_SMALL = (100, 100)
-"""Width and height of a page that only shows whether the browser has time."""
-
 DEAD_PROXY = "http://127.0.0.1:9"
 """Where every request goes, loopback included, that is not allowed: nobody listens there."""
-
-SMALL_SHM = 512 * 2**20
-"""Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
-
-
 MAX_PAGE_MEMORY = 2 << 30
 """Bytes of data (`RLIMIT_DATA`) of a process that runs pages. One that needs more crashes, which is an outcome of its
 episode; one that the system kills when the machine has no memory left would be a failure of the machine."""
 _CLIPBOARD = "http://localhost/clipboard"
-"""Of a page of our own, which alone may write the browser's clipboard."""
+"""Of a page of ours, which alone may write the browser's clipboard."""
 
 
 def find_executable() -> str | None:
@@ -63,36 +52,27 @@ def find_executable() -> str | None:
     except ImportError as error:
         raise ConfigError("pages need Playwright; pip install 'uirl[browser]'") from error
     named = os.environ.get("UIRL_CHROMIUM")
-    if named:
-        if Path(named).name.lower().startswith(("firefox", "webkit", "safari", "minibrowser")):
-            raise ConfigError(
-                f"UIRL_CHROMIUM={named!r}: pages are played in Chromium or Chrome alone, whose protocol gives them a "
-                "world apart; name one of these, or unset it"
-            )
-        found = shutil.which(named)
-        if found is None:
-            raise ConfigError(f"UIRL_CHROMIUM={named!r} is not an executable; name the browser's path, or unset it")
-        return found
-    for name in EXECUTABLES:
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    if any(_playwrights_folder().glob("chromium*/*")):
-        return None
-    raise ConfigError(
-        "no Chromium found (" + ", ".join(EXECUTABLES) + "); run `playwright install chromium` (Debian: "
-        "scripts/install_browser.sh, or apt-get install chromium-headless-shell), or set UIRL_CHROMIUM to the path of "
-        "a Chromium or Chrome"
-    )
+    if named and Path(named).name.lower().startswith(("firefox", "webkit", "safari", "minibrowser")):
+        raise ConfigError(
+            f"UIRL_CHROMIUM={named!r}: pages are played in Chromium or Chrome alone, whose protocol gives them a world "
+            "apart; name one of these, or unset it"
+        )
+    found = next(filter(None, map(shutil.which, [named] if named else EXECUTABLES)), None)
+    if named and found is None:
+        raise ConfigError(f"UIRL_CHROMIUM={named!r} is not an executable; name the browser's path, or unset it")
+    if found is None and not any(_playwrights_folder().glob("chromium*/*")):
+        raise ConfigError(
+            "no Chromium found (" + ", ".join(EXECUTABLES) + "); run `playwright install chromium` (Debian: "
+            "scripts/install_browser.sh, or apt-get install chromium-headless-shell), or set UIRL_CHROMIUM to the path "
+            "of a Chromium or Chrome"
+        )
+    return found
 
 
 def _playwrights_folder() -> Path:
-    """Return where `playwright install` puts its browsers."""
-    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH")
-    if named and named != "0":
-        return Path(named)
+    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", "0")
     cache = {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
-    return Path.home() / cache / "ms-playwright"
+    return Path.home() / cache / "ms-playwright" if named in ("", "0") else Path(named)
 
 
 class Chromium:
@@ -101,6 +81,14 @@ class Chromium:
     Belongs to the event loop that started it and ends with it. `Chromium.shared()` is the one that the environments
     of an event loop use together. The network is closed to its pages, but for the origins it was made for.
     """
+
+    starts = 0
+    """How many browsers came up: one more than those that ended while they were in use and were replaced."""
+    pid: int | None = None
+    """Leader of the browser's process group; None: not running."""
+    _browser: Browser | None = None
+    _session: CDPSession | None = None  # of the browser itself
+    _clipboard: Any = None  # the page that writes it
 
     def __init__(
         self,
@@ -121,17 +109,10 @@ class Chromium:
         self.scale = float(scale)
         self.timeout = timeout
         self.start_timeout = start_timeout
-        self.starts = 0
-        """How many browsers came up: one more than those that ended while they were in use and were replaced."""
-        self.pid: int | None = None
-        """Leader of the browser's process group; None: not running."""
         self._executable = executable
-        self._browser: Browser | None = None
-        self._session: CDPSession | None = None  # of the browser itself
         self._starting = asyncio.Lock()
-        self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by the browser's name of the context
-        self._clipboard: Any = None  # the page that writes it
         self._pasting = asyncio.Lock()
+        self._pages: WeakSet[Page] = WeakSet()
 
     @classmethod
     def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
@@ -151,26 +132,22 @@ class Chromium:
         """
         browser = await self._connected()
         try:
-            async with _typed("a new page", 2 * self.timeout):
+            async with _within(2 * self.timeout, "a new page"):
                 page = await Page.open(browser, self, width, height, downloads)
-                found = await page.tabs.first.call("Target.getTargetInfo")
         except EpisodeTimeout:
             await self.probe()
             raise
-        self._pages[found["targetInfo"]["browserContextId"]] = page
+        self._pages.add(page)
         return page
 
     async def hangs(self, late: asyncio.Future[Any] | None = None) -> bool:
-        """Return whether the page hangs, and not the browser or a busy machine.
-
-        It does where another page is opened, draws and is closed in the time that one call has, and `late`, the answer
-        that the page owes, has not come meanwhile (None: it owes none).
-        """
+        """Return whether the page hangs, and not the browser or a busy machine: another page opens, draws and closes in
+        the time that one call has, and `late`, the answer that the page owes (None: none), has not come meanwhile."""
         if self._browser is None or not self._browser.is_connected():
             return False
         try:
             async with asyncio.timeout(self.timeout):
-                other = await self.new_page(*_SMALL)
+                other = await self.new_page(100, 100)
                 await other.settle(drawn=True)
                 await other.close()
             return late is None or not late.done()
@@ -178,15 +155,11 @@ class Chromium:
             return False
 
     async def probe(self) -> None:
-        """End the browser where it does not answer a request of its own.
-
-        For after a call that timed out, to tell a page that hangs from a browser that does.
-        """
-        if self._session is None:
-            return
+        """End the browser where it does not answer a request of its own: for after a call that timed out."""
         try:
-            async with _typed("the browser", self.timeout):
-                await self._session.send("Browser.getVersion")
+            async with _within(self.timeout, "the browser"):
+                if self._session is not None:
+                    await self._session.send("Browser.getVersion")
         except (EnvironmentFailure, EpisodeTimeout):
             self._kill()
 
@@ -195,17 +168,17 @@ class Chromium:
         async with self._starting:
             browser, self._browser = self._browser, None
             if browser is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.timeout):
-                        await quietly(browser.close())
+                with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
+                    async with _within(self.timeout, "the end"):
+                        await browser.close()
             self._kill()
 
     async def close_window(self, target: str) -> None:
         """Close a window by the browser's name for it; it may be gone."""
         if self._session is not None:
-            with contextlib.suppress(TimeoutError):  # it goes with the context
-                async with asyncio.timeout(self.timeout):
-                    await quietly(self._session.send("Target.closeTarget", {"targetId": target}))
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it goes with the context
+                async with _within(self.timeout, "a window"):
+                    await self._session.send("Target.closeTarget", {"targetId": target})
 
     async def free(self, context: BrowserContext) -> None:
         """Free a context with all its pages, also where they hang or the browser is gone."""
@@ -222,7 +195,7 @@ class Chromium:
         """Hold the browser's clipboard, which all pages share, with this text in it."""
         async with self._pasting:
             browser = await self._connected()
-            async with _typed("the clipboard", self.timeout):
+            async with _within(self.timeout, "the clipboard"):
                 if self._clipboard is None or self._clipboard.is_closed():
                     context = await browser.new_context(permissions=["clipboard-write"])
                     await context.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
@@ -251,85 +224,65 @@ class Chromium:
         self._clipboard = None
         executable = self._executable or find_executable()
         driver = await _driver()
+        # where a page has a scale of its own, one click in ten is lost
+        args = [*FLAGS, *network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
+        if sys.platform == "linux" and shutil.which("prlimit") is not None:
+            # The zygote is forked into every process that runs pages. The browser's own keeps the pictures of all.
+            args.append(f"--zygote-cmd-prefix=prlimit --data={MAX_PAGE_MEMORY}:")
+        signals: Any = dict.fromkeys(("handle_sigint", "handle_sigterm", "handle_sighup"), False)
         try:
             browser = await driver.chromium.launch(
                 executable_path=executable,
-                args=[
-                    *FLAGS,
-                    *_flags_of_the_system(),
-                    *network_flags(self.allowed),
-                    # where a page has a scale of its own, one click in ten is lost
-                    f"--force-device-scale-factor={self.scale:g}",
-                ],
+                args=args,
                 timeout=self.start_timeout * 1000,
                 # Chromium refuses to run as root with its sandbox
                 chromium_sandbox=not (hasattr(os, "geteuid") and os.geteuid() == 0),
-                handle_sigint=False,
-                handle_sigterm=False,
-                handle_sighup=False,
+                **signals,
             )
         except LateError as error:
-            raise EpisodeTimeout(
-                f"{executable} was not ready within {self.start_timeout:g} s; is the machine overloaded?"
-            ) from error
+            late = f"{executable} was not ready within {self.start_timeout:g} s; is the machine overloaded?"
+            raise EpisodeTimeout(late) from error
         except Error as error:
+            said = error.message[-600:]
             raise EnvironmentFailure(
-                f"{executable} ended before it was ready: {error.message[-600:]}; does it run by hand with "
-                "--no-sandbox?"
+                f"{executable} ended before it was ready: {said}; does it run by hand with --no-sandbox?"
             ) from error
-        async with _typed("the browser's beginning", self.start_timeout):
+        async with _within(self.start_timeout, "the browser's beginning"):
             session = await browser.new_browser_cdp_session()
             processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
             pid = next(process["id"] for process in processes if process["type"] == "browser")
             self.pid = os.getpgid(pid) if hasattr(os, "getpgid") else pid
             browser.on("disconnected", lambda _: self._stopped(browser))
-            session.on("Target.targetCreated", self._on_target)
-            session.on("Target.targetCrashed", self._on_crash)
-            session.on("Target.targetDestroyed", self._on_close)
-            session.on("Target.targetInfoChanged", self._on_change)
+            for what in ("Created", "InfoChanged", "Crashed", "Destroyed"):
+                session.on(f"Target.target{what}", functools.partial(self._tell, what))
             await session.send("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
         self._session = session
         self.starts += 1
         return browser
 
-    def _on_target(self, event: Mapping[str, Any]) -> None:
-        found = event["targetInfo"]
-        page = self._pages.get(found.get("browserContextId", ""))
-        if page is not None:
-            page.tabs.opened(found["targetId"])
-
-    def _on_change(self, event: Mapping[str, Any]) -> None:
-        found = event["targetInfo"]
-        page = self._pages.get(found.get("browserContextId", ""))
-        if page is not None:
-            page.tabs.renamed(found["targetId"], str(found.get("title", "")))
-
-    def _on_crash(self, event: Mapping[str, Any]) -> None:
-        for page in list(self._pages.values()):
-            page.tabs.crashed(event["targetId"], killed=event["status"] == "killed")
-
-    def _on_close(self, event: Mapping[str, Any]) -> None:
-        # where the whole browser ends, that is told first, or never
-        for page in list(self._pages.values()):
-            page.tabs.gone(event["targetId"])
+    def _tell(self, what: str, event: Mapping[str, Any]) -> None:
+        for page in list(self._pages):
+            page.on_target(what, event)
 
     def _stopped(self, browser: Browser) -> None:
         if self._browser is browser or self._browser is None:
             self._kill()
-        for page in list(self._pages.values()):
+        for page in list(self._pages):
             if page.context.browser is browser:
                 for tab in page.tabs:
-                    tab.end("the browser ended")
+                    tab.end(EnvironmentFailure("the browser ended"))
 
     def _kill(self) -> None:
         pid, self.pid = self.pid, None
         self._browser = self._session = None
         if pid is not None:
-            _end_group(pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left: the polite way worked
+                end, how = (os.killpg, signal.SIGKILL) if hasattr(os, "killpg") else (os.kill, signal.SIGTERM)
+                end(pid, how)
 
 
 @contextlib.asynccontextmanager
-async def _typed(what: str, seconds: float) -> AsyncIterator[None]:
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
     """Raise EnvironmentFailure for what Playwright raises, and EpisodeTimeout where it takes longer."""
     from playwright.async_api import Error
 
@@ -355,58 +308,48 @@ def network_flags(allowed: Sequence[str]) -> list[str]:
     ]
 
 
-def _flags_of_the_system() -> list[str]:
-    if sys.platform != "linux":
-        return []
-    flags = []
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shutil.disk_usage(shm).total < SMALL_SHM:
-        flags.append("--disable-dev-shm-usage")
-    if shutil.which("prlimit") is not None:
-        # The zygote is forked into every process that runs pages. The browser's own process keeps the pictures of all.
-        flags.append(f"--zygote-cmd-prefix=prlimit --data={MAX_PAGE_MEMORY}:")
-    return flags
-
-
 class _Driver:
-    """Playwright of one event loop: its own process, which starts and ends the browsers."""
+    """Playwright of one event loop: its own process (Node.js), which starts and ends the browsers."""
+
+    process: asyncio.subprocess.Process | None = None
+    pipe: Any = None
+    """Our end of the one into it."""
 
     def __init__(self) -> None:
         self.started = asyncio.ensure_future(self._start())
-        self._calls: Any = None  # our end of the pipe into it
-        self._process: asyncio.subprocess.Process | None = None
 
     async def _start(self) -> Playwright:
         from playwright.async_api import async_playwright
 
         manager: Any = async_playwright()
         driver: Playwright = await manager.start()
-        process = self._process = manager._client._transport._proc
-        self._calls = process.stdin.get_extra_info("pipe")
-        self._keeper = asyncio.create_task(self._until_the_loop_ends(process), name="playwright")
+        self.process = manager._client._transport._proc
+        self.pipe = manager._client._transport._proc.stdin.get_extra_info("pipe")
+        self._keeper = asyncio.create_task(self._until_the_loop_ends(), name="playwright")
         return driver
 
-    async def _until_the_loop_ends(self, process: asyncio.subprocess.Process) -> None:
+    async def _until_the_loop_ends(self) -> None:
         """End the driver when the event loop ends: the loop cancels this task, and gives no other notice."""
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            assert process.stdin is not None
-            process.stdin.close()
+            assert self.process is not None
+            assert self.process.stdin is not None
+            self.process.stdin.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(10.0):
-                    await process.wait()
+                    await self.process.wait()
 
     @property
     def ended(self) -> bool:
         """Whether its process is gone, and with it every browser it had started."""
-        return self._process is not None and self._process.returncode is not None
+        return self.process is not None and self.process.returncode is not None
 
     def leave(self) -> None:
         """Close our end of its pipe, by which it ends, and its browsers with it. Needs no event loop."""
-        if self._calls is not None:
+        if self.pipe is not None:
             with contextlib.suppress(OSError):
-                self._calls.close()
+                self.pipe.close()
 
 
 async def _driver() -> Playwright:
@@ -422,14 +365,6 @@ async def _driver() -> Playwright:
     except Exception as error:  # whatever it is, the next page may have better luck
         _drivers.pop(loop, None)
         raise EnvironmentFailure(f"Playwright did not start: {error}") from error
-
-
-def _end_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left where the polite way worked
-        if hasattr(os, "killpg"):
-            os.killpg(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGTERM)
 
 
 _shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import mimetypes
+import posixpath
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from uirl.environments.browser.acting import origin_of
 from uirl.environments.browser.environment import Judgement, PageEnvironment
-from uirl.environments.browser.page.acting import origin_of
-from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.problems import Threw
-from uirl.environments.browser.site import ORIGIN, Site, read_files
+from uirl.environments.browser.page import Page
+from uirl.environments.browser.tab import WORLD, Threw
 from uirl.environments.ui.vocabulary import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
 from uirl.runtime.limits import shown
 from uirl.types import Action, Task
 
 _LOG = logging.getLogger(__name__)
-_CONNECT_SECONDS = 5.0
-
+ORIGIN = "http://app.localhost"
+"""Where a site without an address of its own stands. The browser never asks the network for it."""
 State = Mapping[str, Any]
 LONGEST_STATE = 1 << 24
 """Characters of a state as JSON: a page decides how long it is."""
@@ -42,6 +44,55 @@ _PLACES = """Object.fromEntries(Object.entries(%s).flatMap(([name, selector]) =>
     return box && box.width && box.height ? [[name, [box.x + box.width / 2, box.y + box.height / 2]]] : [];
 }))"""
 """Name -> middle of the first element of each selector, in CSS pixels of the window; without those not drawn."""
+
+
+class Site:
+    """Pages that need no server: files by their path, answered by this process. Change them, and a load shows it."""
+
+    def __init__(self, files: Mapping[str, bytes | str] | None = None, folder: Path | None = None) -> None:
+        """Serve `files`: path such as '/' or '/style.css' -> content. Files of `folder` answer for the other paths."""
+        self.files = dict(files or {})
+        self.folder = None if folder is None else folder.resolve()
+
+    def answer(self, url: str) -> tuple[int, str, bytes]:
+        """Return status, content type and body of an address; 404 where there is nothing."""
+        path = unquote(urlsplit(url).path) or "/"
+        if path in self.files:
+            content = self.files[path]
+            return 200, _content_type(path), content.encode() if isinstance(content, str) else content
+        if self.folder is not None and "\0" not in path:
+            with contextlib.suppress(OSError, RuntimeError):  # the second: a link that leads to itself
+                found = (self.folder / path.lstrip("/")).resolve()
+                found = found / "index.html" if found.is_dir() else found
+                # After resolving: neither '..' nor a link leads out of the folder.
+                if found.is_relative_to(self.folder):
+                    return 200, _content_type(found.name), found.read_bytes()
+        return 404, "text/plain", b"not found"
+
+
+def _content_type(path: str) -> str:
+    kind = mimetypes.guess_type(path)[0] or ("text/html" if path.endswith("/") else "application/octet-stream")
+    return f"{kind}; charset=utf-8" if kind.startswith("text/") or kind.endswith(("javascript", "json")) else kind
+
+
+def read_files(files: Mapping[str, bytes | str], owner: str) -> dict[str, bytes]:
+    """Return the files by the path that a browser asks for: 'data.js' is '/data.js'.
+
+    Raises ConfigError for a path that no address leads to, for one that is given twice, and for what is no content.
+    """
+    found: dict[str, bytes] = {}
+    for name, content in files.items():
+        path = "/" + unquote(name).removeprefix("./").removeprefix("/") if isinstance(name, str) else ""
+        if posixpath.normpath(path) != path or ":/" in path or not {"?", "#", "\\"}.isdisjoint(path):
+            raise ConfigError(
+                f"{owner}: files has {shown(name, 80)}, which no page can ask for; expected a path such as '/data.json'"
+            )
+        if path in found:
+            raise ConfigError(f"{owner}: files has {path!r} twice; leave one of the two out")
+        if not isinstance(content, (str, bytes)):
+            raise ConfigError(f"{owner}: files[{name!r}] is {shown(content, 80)}; expected text or bytes")
+        found[path] = content.encode() if isinstance(content, str) else content
+    return found
 
 
 class WebEnvironment(PageEnvironment):
@@ -130,9 +181,10 @@ class WebEnvironment(PageEnvironment):
 
     async def furnish(self, page: Page) -> None:
         self._site = Site()
-        await page.serve(self._site)
+        await page.serve(ORIGIN, self._site.answer)
         if self.watch:
-            await page.run_on_load(self.watch)
+            watch = {"source": self.watch, "worldName": WORLD}
+            await page.first.call("Page.addScriptToEvaluateOnNewDocument", watch)
 
     def plan(self, task: Task | None, seed: int) -> None:
         self.answer = self.claim = None
@@ -141,7 +193,7 @@ class WebEnvironment(PageEnvironment):
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
         """Load the instance; return the goal."""
         await page.goto(self._address())
-        await page.forget_history()
+        await page.shown.call("Page.resetNavigationHistory")
         self._state, self._places = {}, {}
         return self.goal or (task.goal if task is not None else "")
 
@@ -166,36 +218,28 @@ class WebEnvironment(PageEnvironment):
         reach, an address without the elements that `state` asks for. Raises EnvironmentFailure where the `first` state
         cannot be read, or where the app itself is gone.
         """
+        told, owner = None, type(self).__name__
         try:
             told = await page.evaluate(_TOLD % self.state, apart=not self.trusts_page)
             read = None if told is None else json.loads(told)
             if self.targets:
                 self._places = await page.evaluate(_PLACES % json.dumps(dict(self.targets)), apart=True)
+            if isinstance(read, dict):
+                self._state = read
+                return None
+            problem = f"{owner}.state gave {shown(read, 80)}; expected an object, e.g. ({{n: 1}})"
+            if told is None:
+                address = page.first.unreachable
+                problem = f"{address} cannot be opened"
+                if address is not None and await self._is_down(address):
+                    raise EnvironmentFailure(f"the app does not answer: {problem}")
         except (Threw, RecursionError) as error:
             if first:
                 raise
-            deep = "what the page gave cannot be told: it is too deep"
-            return self._unread(str(error) if isinstance(error, Threw) else deep)
-        if told is None:
-            address = page.tabs.first.unreachable
-            if address is not None and await self._is_down(address):
-                raise EnvironmentFailure(f"the app does not answer: {address} cannot be opened")
-            problem = f"{address} cannot be opened"
-            if first:
-                raise EnvironmentFailure(problem)
-            return problem
-        if isinstance(read, dict):
-            self._state = read
-            return None
-        problem = f"{type(self).__name__}.state gave {shown(read, 80)}; expected an object, e.g. ({{n: 1}})"
+            problem = str(error) if isinstance(error, Threw) else "what the page gave cannot be told: it is too deep"
         if first:
             raise EnvironmentFailure(problem)
-        return self._unread(problem)
-
-    def _unread(self, problem: str) -> str:
-        _LOG.warning(
-            "%s.state could not be read after an action, the last one stands: %s", type(self).__name__, problem
-        )
+        _LOG.warning("%s.state could not be read after an action, the last one stands: %s", owner, problem)
         return problem
 
     async def _is_down(self, address: str) -> bool:
@@ -205,7 +249,7 @@ class WebEnvironment(PageEnvironment):
         parts = urlsplit(self.url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
+            async with asyncio.timeout(5.0):
                 _, writer = await asyncio.open_connection(parts.hostname, port)
         except (OSError, TimeoutError):
             return True
@@ -228,4 +272,4 @@ class WebEnvironment(PageEnvironment):
             raise ConfigError(f"{type(self).__name__}: files has '/' beside html, which is that page; leave one out")
         self._site.files = {**files, **({"/": self.html.encode()} if self.html else {})}
         self._site.folder = Path(self.folder).resolve() if self.folder else None
-        return f"{self._site.origin}/"
+        return f"{ORIGIN}/"

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from uirl.config.section import Count, NonNegative
-from uirl.environments.browser.options import PageOptions
+from uirl.environments.browser.environment import PageOptions
 from uirl.environments.data_entry.rows import LABELS, distinct_rows
 from uirl.environments.options import Names
 from uirl.errors import ConfigError, did_you_mean

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
+import os
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from uirl.environments.mobile_world import mai_ui
 from uirl.environments.mobile_world.actions import (
+    ACTIONS,
     APPS,
     Answer,
     AskUser,
@@ -22,22 +28,236 @@ from uirl.environments.mobile_world.actions import (
     UseTool,
     command,
 )
-from uirl.environments.mobile_world.catalog import Choice, ask_any
-from uirl.environments.mobile_world.ending import notes_of
 from uirl.environments.mobile_world.options import MobileWorldOptions
-from uirl.environments.mobile_world.prompt import system_prompt
-from uirl.environments.mobile_world.server import PhoneServer, PhoneTask
-from uirl.environments.mobile_world.state import Episode, ServerState
-from uirl.environments.mobile_world.tools import ToolServers
+from uirl.environments.mobile_world.server import SWITCH, TASKS, PhoneServer, PhoneTask, Score, read_tasks
 from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import RemoteEnvironment
-from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.pictures import resized
-from uirl.errors import EnvironmentFailure, RolloutFailure, did_you_mean
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure, did_you_mean
 from uirl.images import Screenshot
-from uirl.tools import ToolRegistry
+from uirl.tools import MCPServer, Tool, ToolRegistry
 from uirl.types import Action, Observation, StepResult, Task
+
+
+def notes_of(score: Score, meant: PhoneAction | mai_ui.Instead | str | None, over: bool) -> dict[str, Any]:
+    """Return the info of the last observation.
+
+    `meant`: the last action, None where the run ended the episode; `over`: that action ended it, and not a limit.
+    """
+    reason = score.reason if isinstance(score.reason, str) else ""
+    info: dict[str, Any] = {"success": score.success, "score": score.score, "reason": reason}
+    if isinstance(meant, Terminate):
+        info["claimed"] = meant.status
+    elif isinstance(meant, mai_ui.Unknown):
+        info["unknown"] = meant.why
+    elif not over and meant is not None:
+        info["out_of_turns"] = True
+    return info
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What all instances know of the servers."""
+
+    tasks: list[PhoneTask] | None = None
+    prepared: set[Server] = field(default_factory=set)
+    """Servers that have their suite and their device."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One task on one phone."""
+
+    phone: PhoneServer
+    task: PhoneTask
+    tools: ToolRegistry
+    goal: str = ""
+    begun: bool = False
+    """The task may be set up, and is to be torn down."""
+    screenshot: Screenshot | None = None
+    """The screen as the policy last saw it, in full size."""
+
+
+_ROLE = (
+    "You hold an Android phone and carry out what its owner asks. You are shown the screen; reply with your plan and "
+    "with exactly one action, look at what became of it, and go on until the task is done."
+)
+_REPLY = """\
+<thinking>
+what the screen shows, what is still to do, and what the next action is for
+</thinking>
+<tool_call>
+{"name":"mobile_use","arguments":{"action":"click","coordinate":[500,250]}}
+</tool_call>"""
+_PLACES = (
+    "A place is [x,y]: both from 0 to 999, whatever the size of the screen, x from left to right, y from top to bottom."
+)
+_ACTIONS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "click": ({"coordinate": [500, 250]}, "taps there"),
+    "long_press": ({"coordinate": [500, 250]}, "keeps a finger there for a second"),
+    "double_click": ({"coordinate": [500, 250]}, "taps there twice"),
+    "type": ({"text": "hello"}, "types into the field that has the focus; tap on the field first"),
+    "swipe": (
+        {"direction": "up"},
+        "moves a finger up, down, left or right; up shows what is further down. Swipes to a side may begin at a "
+        '"coordinate"',
+    ),
+    "drag": (
+        {"start_coordinate": [500, 700], "end_coordinate": [500, 300]},
+        "holds the one place and drags to the other",
+    ),
+    "open": ({"text": "Settings"}, "opens an app by its name"),
+    "system_button": ({"button": "back"}, "presses back, home or enter"),
+    "wait": ({}, "waits a second"),
+    "ask_user": ({"text": "Which Anna do you mean?"}, "asks the owner; the reply is text"),
+    "answer": ({"text": "It is 7:45."}, "gives the answer that the task asks for, and ends it"),
+    "terminate": ({"status": "success"}, "ends the task: success, or fail where it cannot be done"),
+}
+_RULES = (
+    "Where the task asks a question, end with answer; otherwise with terminate.",
+    "An action that was refused changes nothing on the phone: read why, and do better.",
+)
+
+
+def system_prompt(names: Sequence[str], apps: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt for the actions `names` and the `tools` of a task, as JSON schemas."""
+    parts = [_ROLE, f"# Reply\n{_REPLY}\n{_PLACES}", "# Actions\n" + "\n".join(_line(name) for name in names)]
+    if apps:
+        parts.append(f"Apps that open by name: {', '.join(apps)}.")
+    if tools:
+        lines = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
+        parts.append(
+            "# Tools\nThese are no part of the phone. Call one in the same way, by its own name "
+            '({"name":NAME,"arguments":{...}}); its result is text.\n' + lines
+        )
+    parts.append("# Rules\n" + "\n".join(f"- {rule}" for rule in _RULES))
+    return "\n\n".join(parts)
+
+
+def _line(name: str) -> str:
+    arguments, purpose = _ACTIONS[name]
+    return f"{json.dumps({'action': name, **arguments}, separators=(',', ':'))}  {purpose}"
+
+
+_FIELDS = ("command", "url", "env", "cwd", "headers", "prefix", "connect_timeout", "call_timeout", "token_env")
+
+
+class ToolServers:
+    """Servers of tools by the name that tasks know them under (`MCP-<name>`; upper and lower case are the same).
+
+    Each is an `MCPServer`, the arguments of one as a mapping, or tools and functions. A mapping may name the
+    environment variable of a bearer token (`token_env`), so that no token stands in a config.
+    """
+
+    def __init__(self, servers: Mapping[str, Any]) -> None:
+        if not isinstance(servers, Mapping):
+            raise ConfigError(f"mobile_world: mcp maps names to servers of tools, got {servers!r:.80}")
+        self._sources = {str(name).lower(): _source(name, value) for name, value in servers.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the servers, in lower case."""
+        return frozenset(self._sources)
+
+    def registry(self, names: Iterable[str]) -> ToolRegistry:
+        """Return new instances of the tools of these servers. Connects where that was not done, and blocks until then.
+
+        Raises EnvironmentFailure where a server does not answer, ConfigError for two tools of one name and for a tool
+        with the name of an action.
+        """
+        registry = ToolRegistry()
+        for name in names:
+            source = self._sources[name]
+            tools = source.start().tools() if isinstance(source, MCPServer) else source
+            for tool in tools:
+                registered = registry.register(tool.spawn() if isinstance(tool, Tool) else tool)
+                if registered.name in ACTIONS:
+                    raise ConfigError(
+                        f"mcp.{name} has a tool {registered.name!r}, which is an action of the phone; give that server "
+                        "a prefix"
+                    )
+        return registry
+
+
+def _source(name: Any, value: Any) -> MCPServer | list[Any]:
+    if isinstance(value, MCPServer):
+        return value
+    if isinstance(value, (list, tuple, ToolRegistry)):
+        return list(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"mobile_world: mcp.{name} is {value!r:.80}; expected a mapping with url or command")
+    options = dict(value)
+    unknown = sorted(set(options) - set(_FIELDS))
+    if unknown:
+        raise ConfigError(f"mobile_world: mcp.{name} has no option {unknown[0]!r}; expected {', '.join(_FIELDS)}")
+    variable = options.pop("token_env", None)
+    if variable is not None:
+        token = os.environ.get(str(variable), "").strip()
+        if not token:
+            raise ConfigError(f"mobile_world: mcp.{name} takes its token from {variable}, which is empty")
+        options["headers"] = {**options.get("headers", {}), "authorization": f"Bearer {token}"}
+    return MCPServer(**options)
+
+
+NEEDS_USER = "agent-user-interaction"
+NEEDS_TOOLS = "agent-mcp"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tasks are taken: what the options name, as far as its servers of tools are there."""
+
+    options: MobileWorldOptions
+    tool_servers: frozenset[str] = frozenset()
+    """The servers of tools there are: a task that needs another is not taken."""
+
+    def takes(self, task: PhoneTask) -> bool:
+        """Return whether a task is taken; an option that is empty leaves none out."""
+        options = self.options
+        return (
+            (not options.task_names or task.name in options.task_names)
+            and set(options.tags) <= set(task.tags)
+            and not set(options.without_tags) & set(task.tags)
+            and (not options.apps or task.phone_apps <= set(options.apps))
+            and set(task.tool_servers) <= self.tool_servers
+            and (NEEDS_TOOLS not in task.tags or bool(task.tool_servers))
+            and (options.ask_user or NEEDS_USER not in task.tags)
+        )
+
+    def of(self, tasks: Iterable[PhoneTask]) -> list[PhoneTask]:
+        """Return the tasks that are taken. Raises ConfigError where none is, or a named one is not."""
+        listed, options = list(tasks), self.options
+        taken = [task for task in listed if self.takes(task)]
+        missing = sorted(set(options.task_names) - {task.name for task in taken})
+        if missing or not taken:
+            what = f"{missing[0]!r} is not among them" if missing else "none is left"
+            raise ConfigError(
+                f"of the {len(listed)} tasks of the server {what}, with tags={list(options.tags)}, without_tags="
+                f"{list(options.without_tags)}, apps={list(options.apps)}, tools of {sorted(self.tool_servers)} and "
+                f"ask_user={options.ask_user}; a task tagged {NEEDS_TOOLS} needs every server of tools that it names "
+                "(option mcp)"
+            )
+        return taken
+
+
+def ask_any(client: EnvironmentClient, urls: Sequence[str], options: MobileWorldOptions) -> list[PhoneTask]:
+    """Return the tasks of the suite, of the first server that has it and lists them; waits for it, event loop or not.
+
+    A switch to the suite may restart an emulator and has `restart_timeout` for it. Raises EnvironmentFailure.
+    """
+    switch = f"{SWITCH}?{urlencode(options.suite_query)}"
+    problems = []
+    for url in urls:
+        try:
+            client.first_answer([url], switch, dict, f"no suite {options.suite}", "", {}, options.restart_timeout)
+            return client.first_answer([url], TASKS, partial(read_tasks, url=url), "no list", "")
+        except EnvironmentFailure as failure:
+            problems.append(str(failure))
+    raise EnvironmentFailure(
+        f"no MobileWorld server lists its tasks: {'; '.join(problems)}. Do the containers run, and is 6800 the port?"
+    )
+
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -346,4 +566,4 @@ class MobileWorldEnvironment(RemoteEnvironment):
         size = self.options.image_size
         if size is None or size == screenshot.read_size():
             return screenshot
-        return await asyncio.to_thread(resized, screenshot, size)
+        return await asyncio.to_thread(screenshot.resized, size)

@@ -11,9 +11,8 @@ from uirl.environments.mobile_world.options import MobileWorldOptions
 from uirl.environments.options import Names
 from uirl.environments.remote.client.base import understood
 from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
-from uirl.environments.remote.protocol.pictures import whole
-from uirl.environments.remote.protocol.wire import Base64
 from uirl.errors import EnvironmentFailure
+from uirl.http.wire import Base64, whole
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import Plain, Text, WireAnswer

@@ -2,7 +2,7 @@
 
 HF models make these masks from their config when they read whole sequences, as the learner does. The embedded engine
 keeps sequences in rows of a cache of its own and must hand the masks in; this module makes the same ones from the same
-config, and `uirl.inference.embedded.attention_proof` holds them against the model's own forward.
+config, and `uirl.inference.embedded.runner` holds them against the model's own forward.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 from uirl.errors import EnvironmentFailure
 from uirl.inference.models.loading import LoadedModel
 from uirl.runtime.bounded_cache import BoundedCache
-from uirl.runtime.words import any_of
+from uirl.thoughts import any_of
 
 CACHE_BYTES = 32 * 2**20
 """Of texts and their ids: what environments say again and again."""

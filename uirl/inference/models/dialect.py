@@ -39,9 +39,6 @@ _LINES = f" <b>Bold</b> & \"it's\" {{'x': [1]}}\n\n\tthen\n    {_LONG}"
 _MANY = 24
 """Exchanges of a long conversation."""
 
-Render = Callable[[list[dict[str, Any]], bool], str]
-"""(messages as the template takes them, with the prompt for a reply) -> text."""
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

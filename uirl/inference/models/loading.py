@@ -4,10 +4,12 @@ engine and learner share, so that their log-probs agree by construction."""
 from __future__ import annotations
 
 import inspect
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure, UirlError
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
-from uirl.inference.models.banned import banned_ids, require_rows
 from uirl.inference.models.checkpoint_files import quiet, token_ids_alone
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
@@ -30,7 +31,6 @@ from uirl.inference.models.templates import TEMPLATES, template_of_processor
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.unpacked import PACKAGED, folder_of
 from uirl.inference.models.vision import VisionInputs
-from uirl.inference.models.vision_tower import speed_up_vision
 from uirl.runtime.folders import MANIFEST
 from uirl.runtime.limits import in_words
 
@@ -421,3 +421,101 @@ def _hollow(front: Any, hf_config: Any) -> Any:
             return front.from_config(hf_config, **options)
 
     return load
+
+
+_PLACEHOLDER_KEYS = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "boi_token_id",
+    "eoi_token_id",
+    "boi_token_index",
+    "eoi_token_index",
+    "image_start_token_id",
+    "image_end_token_id",
+)
+"""Config keys of HF that name a token which stands for a picture or encloses one."""
+
+
+def banned_ids(model: Any, tokenizer: Any, ends: set[int], words: Sequence[int]) -> tuple[int, ...]:
+    """Return placeholders of pictures, padding, and ids that the tokenizer does not have, in order; `words` are more of
+    them. What is among `ends`, the tokens that end a reply, stays."""
+    config = model.config
+    banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
+    placeholders = [getattr(config, key, None) for key in _PLACEHOLDER_KEYS]
+    banned |= {int(token) for token in (*placeholders, *words, tokenizer.pad_token_id) if token is not None}
+    return tuple(sorted(banned - ends))
+
+
+def require_rows(model: Any, tokenizer: Any, ends: set[int], name: str) -> None:
+    """Raise CheckpointError where a token that every run needs has no row in the input embedding of `model`, called
+    `name`: one that ends a reply, pads, begins or stands for what is unknown, or one that ordinary text becomes. A
+    token that was added and that no text holds may lack one, as the picture's in text models of Gemma 3."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    needed = {*ends, tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id} - {None}
+    if len(tokenizer) > rows:
+        needed |= set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
+    if absent := sorted(token for token in needed if not 0 <= token < rows):
+        words = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in absent[:4])
+        raise CheckpointError(
+            f"{name}: the tokenizer has tokens without a row in the model's embedding: got {words}, "
+            f"{len(absent)} in all, expected ids from 0 to {rows - 1}. Take the tokenizer that belongs to the model, "
+            "or make the model larger (model.resize_token_embeddings(len(tokenizer))) and save both"
+        )
+
+
+_ATTENTIONS = {"VisionAttention", "Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention"}
+"""Classes of transformers whose forward is that of Qwen2-VL's `VisionAttention`."""
+_ROTATE = "apply_rotary_pos_emb_vision"
+
+
+def speed_up_vision(model: nn.Module) -> None:
+    """Let the vision tower of `model`, where it has such parts, embed patches by a matrix product and attend within
+    pictures of one size at once. Classes, weights and names stay."""
+    for module in model.modules():
+        if _is_plain_convolution(module):
+            module.forward = MethodType(_embed, module)
+        elif type(module).__name__ in _ATTENTIONS and hasattr(sys.modules[type(module).__module__], _ROTATE):
+            module.forward = MethodType(_attend, module)
+
+
+def _is_plain_convolution(module: nn.Module) -> bool:
+    if type(module) is not nn.Conv3d:
+        return False
+    return module.groups == 1 and module.padding == (0, 0, 0) and module.dilation == (1, 1, 1)
+
+
+def _embed(self: nn.Conv3d, patches: Tensor) -> Tensor:
+    """Return [N, C', time, rows, columns] of `patches` [N, C, time, rows, columns]: a matrix product where each is as
+    large as the kernel."""
+    if patches.ndim != 5 or tuple(patches.shape[2:]) != self.kernel_size:
+        return nn.Conv3d.forward(self, patches)
+    product = nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+    return product[:, :, None, None, None]
+
+
+def _attend(
+    self: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: Any = None, **kwargs: Any
+) -> Tensor:
+    """Return [T, H] of `hidden_states` [T, H], of which stretches that end at `cu_seqlens` see themselves alone:
+    together where they are of one length."""
+    lengths = cu_seqlens.diff().tolist()
+    alike = len(lengths) > 1 and len(set(lengths)) == 1
+    if not alike or position_embeddings is None or self.config._attn_implementation != "sdpa" or self.training:
+        own = type(self).forward
+        return own(self, hidden_states, cu_seqlens, position_embeddings=position_embeddings, **kwargs)
+    rotate = getattr(sys.modules[type(self).__module__], _ROTATE)
+    parts = self.qkv(hidden_states).reshape(len(hidden_states), 3, self.num_heads, -1).permute(1, 0, 2, 3)
+    query, key = rotate(parts[0], parts[1], *position_embeddings)
+    stretches = (len(lengths), lengths[0], self.num_heads, -1)
+    query, key, value = (part.reshape(stretches).transpose(1, 2) for part in (query, key, parts[2]))
+    seen = nn.functional.scaled_dot_product_attention(query, key, value, scale=self.scaling)
+    attended: Tensor = self.proj(seen.transpose(1, 2).reshape(len(hidden_states), -1))
+    return attended
+
+
+# a method is pickled by the name of its function: what is read back is the plain model
+_embed.__name__ = _attend.__name__ = "forward"

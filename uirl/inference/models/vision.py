@@ -9,7 +9,7 @@ conversation. Token ids stay ours: no text goes through the processor.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,148 @@ from torch import Tensor
 
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
-from uirl.inference.models.geometry import grid_transform, stacked_transform
 from uirl.inference.models.packing import PackedPixels, pack_pixels
 from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
-from uirl.inference.models.positions import Positions
 from uirl.inference.models.processors import Expansion, PictureProcessor, check_family, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
-from uirl.types import PictureTransform
+from uirl.types import Box, PictureTransform
+
+
+class Positions:
+    """Where the tokens of a sequence with pictures stand, as the model's own `get_rope_index` says.
+
+    Text advances by one on every axis. Where the model agrees (it is asked once), a picture occupies a block: time
+    stands still, rows and columns count from the block's start, and the text after it goes on at start + max(rows,
+    columns) (Qwen2-VL, section 2.1); else the model is asked for every sequence.
+    """
+
+    def __init__(self, rope_index: Callable[..., Any] | None, image_token_id: int, merge: int) -> None:
+        self._rope_index, self._token, self._merge = rope_index, image_token_id, merge
+        self.axes = 1
+        self._blocks = False
+        if rope_index is not None:
+            self._takes = set(inspect.signature(rope_index).parameters)
+            self.axes = len(self._asked([image_token_id + 1] * 2, {})[0])
+            self._blocks = self.axes == 3 and self._agrees()
+
+    def __call__(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        images: Sequence[tuple[Expansion, Mapping[str, Tensor]]],
+    ) -> tuple[np.ndarray, int]:
+        """Return positions [axes, len(ids)] and that of the next token. `images`: what stands for each, and its
+        tensors; `spans`: the places of each."""
+        if self.in_blocks([expansion for expansion, _ in images]):
+            return self._in_blocks(len(ids), spans, [tensors["image_grid_thw"][0].tolist() for _, tensors in images])
+        names = [name for name in images[0][1] if name in self._takes]
+        return self._asked(ids, {name: joined([tensors[name] for _, tensors in images]) for name in names})
+
+    def in_blocks(self, expansions: Sequence[Expansion]) -> bool:
+        """Return whether pictures with these `expansions` are blocks, whose positions count from where they begin."""
+        return self._blocks and all(len(one.places) == len(one.ids) for one in expansions)
+
+    def _in_blocks(
+        self, length: int, spans: Sequence[tuple[int, int]], grids: Sequence[Sequence[int]]
+    ) -> tuple[np.ndarray, int]:
+        out = np.empty((3, length), np.int64)
+        at = position = 0
+        for (_, height, width), (start, end) in zip(grids, spans, strict=True):
+            out[:, at:start] = np.arange(position, position + start - at)
+            position += start - at
+            rows, columns = height // self._merge, width // self._merge
+            out[0, start:end] = position
+            out[1, start:end] = position + np.repeat(np.arange(rows), columns)
+            out[2, start:end] = position + np.tile(np.arange(columns), rows)
+            position += max(rows, columns)
+            at = end
+        out[:, at:] = np.arange(position, position + length - at)
+        return out, position + length - at
+
+    @torch.inference_mode(False)
+    def _asked(self, ids: Sequence[int], tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, int]:
+        assert self._rope_index is not None
+        with torch.device("cpu"):
+            tokens = torch.tensor([list(ids)])
+            kinds = (tokens == self._token).int()
+            known = {"input_ids": tokens, "mm_token_type_ids": kinds, "attention_mask": torch.ones_like(tokens)}
+            asked = {name: value for name, value in (known | dict(tensors)).items() if name in self._takes}
+            places, _ = self._rope_index(**asked)
+        return places[:, 0].numpy(), int(places.max()) + 1
+
+    def _agrees(self) -> bool:
+        """Return whether the model's own positions are those in blocks."""
+        m, text = self._merge, self._token + 1
+        grids = [(1, 2 * m, 3 * m), (1, 4 * m, m)]
+        ids = [text] * 2 + [self._token] * 6 + [text] * 3 + [self._token] * 4 + [text] * 2
+        theirs, following = self._asked(ids, {"image_grid_thw": torch.tensor(grids)})
+        ours, next_one = self._in_blocks(len(ids), [(2, 8), (11, 15)], grids)
+        return np.array_equal(ours, theirs) and following == next_one
+
+
+Size = tuple[int, int]
+
+
+def grid_transform(processor: Any, raw_size: Size, fed_size: Size) -> PictureTransform:
+    """Return what a processor of Qwen-VL's family did to a picture of `raw_size`, of which it made one of `fed_size`:
+    it resizes and cuts nothing off."""
+    return PictureTransform(raw_size, fed_size, resample=_filter_of(processor))
+
+
+def stacked_transform(processor: Any, raw_size: Size, fed_size: Size) -> PictureTransform | None:
+    """Return what a processor of pictures of one size did (CLIP's, SigLIP's, LLaVA's): pad to a square, resize, cut out
+    the centre, as far as it does each. None: it does something else, or what is known of it does not explain
+    `fed_size`."""
+    squares = type(processor).__name__.startswith("Llava")
+    if getattr(processor, "do_pad", None) and not squares:
+        return None
+    source = _square_around(raw_size) if squares and processor.do_pad else None
+    resized = _resized(processor, raw_size if source is None else source[2:])
+    window = None if resized is None else _centre(processor, resized)
+    if resized is None:
+        return None
+    red, green, blue = (int(value * 255) if source is not None else 0 for value in processor.image_mean)
+    transform = PictureTransform(raw_size, resized, source, window, _filter_of(processor), (red, green, blue))
+    return transform if transform.fed_size == fed_size else None
+
+
+def _square_around(size: Size) -> Box | None:
+    """Return the square that holds the picture in its middle; None: it is one."""
+    width, height = size
+    side = max(size)
+    return None if width == height else (-((side - width) // 2), -((side - height) // 2), side, side)
+
+
+def _resized(processor: Any, size: Size) -> Size | None:
+    """Return the size that a picture of `size` is resized to; None: by a rule that is not known here."""
+    if not processor.do_resize:
+        return size
+    wanted = dict(processor.size)
+    if wanted.get("height") and wanted.get("width"):
+        return int(wanted["width"]), int(wanted["height"])
+    short = wanted.get("shortest_edge")
+    if not short or wanted.get("longest_edge"):
+        return None
+    width, height = size
+    return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+
+
+def _centre(processor: Any, size: Size) -> Box | None:
+    """Return the part in the middle that is kept; None: all of it."""
+    if not getattr(processor, "do_center_crop", None):
+        return None
+    crop = dict(processor.crop_size)
+    width, height = int(crop["width"]), int(crop["height"])
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return None if (width, height) == size else (left, top, width, height)
+
+
+def _filter_of(processor: Any) -> str:
+    from PIL.Image import Resampling
+
+    resample = processor.resample
+    return Resampling.BILINEAR.name.lower() if resample is None else Resampling(int(resample)).name.lower()
+
 
 PACKED_FROM = 2**20
 """Bytes of pixels from which on they are kept packed: it costs time at every use, and small ones are many."""

@@ -35,7 +35,7 @@ from uirl.inference.base import (
     max_reply_tokens,
 )
 from uirl.inference.counters import Counters
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
@@ -89,7 +89,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     def __init__(
         self,
         loaded: LoadedModel,
-        client: HTTPClient,
+        client: ModelServerClient,
         *,
         model: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),

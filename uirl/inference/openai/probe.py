@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
-from uirl.inference.http import HTTPClient, ServerFailure
+from uirl.inference.http import ModelServerClient, ServerFailure
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.openai.answers import ModelList, TokenAnswer
 from uirl.runtime.wire import WireError
@@ -42,7 +42,7 @@ class TokenAbility:
     the plain model, true only where none of these changes anything."""
 
 
-async def choose_model(client: HTTPClient, default: str) -> str:
+async def choose_model(client: ModelServerClient, default: str) -> str:
     """Return the only model that a server names, or `default` where it is among several or nothing is named."""
     try:
         answer = await client.get("/models")
@@ -64,7 +64,7 @@ async def choose_model(client: HTTPClient, default: str) -> str:
     return default
 
 
-async def probe_neutral(client: HTTPClient, path: str, body: Mapping[str, Any]) -> dict[str, float]:
+async def probe_neutral(client: ModelServerClient, path: str, body: Mapping[str, Any]) -> dict[str, float]:
     """Find the fields of `NEUTRAL` that the server takes at `path` beside `body`, with the values it takes."""
     usual = {name: values[0] for name, values in NEUTRAL.items()}
     if await _accepted(client, path, {**body, **usual}) is not None:
@@ -91,7 +91,7 @@ def chat_probe(model: str, limit: str) -> dict[str, Any]:
 
 
 async def probe_tokens(
-    client: HTTPClient, model: str, loaded: LoadedModel, neutral: Mapping[str, float]
+    client: ModelServerClient, model: str, loaded: LoadedModel, neutral: Mapping[str, float]
 ) -> TokenAbility | None:
     """How the server answers token ids; None: it does not, or its tokens are not those of `loaded`. `neutral`: what
     `probe_neutral` found."""
@@ -127,12 +127,12 @@ async def probe_tokens(
     return TokenAbility(takes_bias, stops is not None, processed and scaled)
 
 
-async def probe_text(client: HTTPClient, model: str) -> bool:
+async def probe_text(client: ModelServerClient, model: str) -> bool:
     """Whether the server continues a text."""
     return await _accepted(client, "/completions", text_probe(model)) is not None
 
 
-async def probe_chat(client: HTTPClient, model: str) -> str | None:
+async def probe_chat(client: ModelServerClient, model: str) -> str | None:
     """Find the name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
     try:
         await client.post("/chat/completions", chat_probe(model, "max_tokens"))
@@ -150,7 +150,7 @@ def _first_log_prob(answer: TokenAnswer) -> float:
     return answer.choice.logprobs.token_logprobs[0]
 
 
-async def _accepted(client: HTTPClient, path: str, body: Mapping[str, Any]) -> Any:
+async def _accepted(client: ModelServerClient, path: str, body: Mapping[str, Any]) -> Any:
     """Return the answer; None where the server does not know the path, the model there, or a field."""
     try:
         return await client.post(path, body)

@@ -9,13 +9,13 @@ parser to tell.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+from uirl.images import data_url
 from uirl.inference.messages import Message
 from uirl.inference.openai.answers import ReplyMessage
 from uirl.runtime.limits import MAX_CALLS, whole_characters
@@ -82,12 +82,6 @@ def write_call(name: str, arguments: Any) -> str:
     """One structured call as text."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     return f'{_BEGIN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text.strip() or "{}"}}}{_END}'
-
-
-def data_url(data: bytes) -> str:
-    """Write a picture, the bytes of a PNG, JPEG or WEBP file, as a URL that holds it."""
-    kind = "jpeg" if data[:2] == b"\xff\xd8" else "webp" if data[8:12] == b"WEBP" else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _assistant(message: Message, number: int) -> ChatCompletionAssistantMessageParam:

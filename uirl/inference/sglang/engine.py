@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError, EngineFailure, PromptTooLong
+from uirl.images import data_url
 from uirl.inference.base import (
     Generation,
     GenerationRequest,
@@ -39,7 +40,6 @@ from uirl.inference.base import (
 from uirl.inference.counters import Counters
 from uirl.inference.http import says_too_long
 from uirl.inference.models.loading import LoadedModel
-from uirl.inference.openai.wire import data_url
 from uirl.inference.servers import pushed_weights, server_client
 from uirl.inference.sglang.arguments import engine_arguments
 from uirl.inference.sglang.process import SGLangProcess

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.inference.http import HTTPClient
+from uirl.inference.http import ModelServerClient
 
 _COMMAND_SECONDS = 1800.0
 """An update waits until the requests under way are done, and then reads the weights."""
@@ -15,7 +15,7 @@ _COMMAND_SECONDS = 1800.0
 class SGLangServer:
     """A server that was started with `python -m sglang.launch_server`."""
 
-    def __init__(self, client: HTTPClient) -> None:
+    def __init__(self, client: ModelServerClient) -> None:
         self._client = client
 
     async def facts(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, EngineFailure
-from uirl.inference.http import HTTPClient, ServerFailure
-from uirl.inference.openai.wire import data_url
+from uirl.images import data_url
+from uirl.inference.http import ModelServerClient, ServerFailure
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
 from uirl.runtime.bounded_cache import BoundedCache
@@ -33,7 +33,7 @@ class VLLMServer(VLLMBackend):
     """`model`: the name under which the server knows the model; None: the only one it serves. `lora_rank`: of the
     adapters that will be pushed; None: none will."""
 
-    def __init__(self, client: HTTPClient, *, model: str | None = None, lora_rank: int | None = None) -> None:
+    def __init__(self, client: ModelServerClient, *, model: str | None = None, lora_rank: int | None = None) -> None:
         self._client = client
         self._model = model
         self._lora_rank = lora_rank

@@ -16,11 +16,12 @@ from uirl.inference.messages import Message
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.runtime.limits import MAX_CALLS, LimitError
 from uirl.runtime.wire import WireModel
-from uirl.serving.problems import APIProblem, bad_request
-from uirl.serving.protocol.wire import (
+from uirl.serving.protocol.fields import (
+    APIProblem,
     Ignored,
     NotedModel,
     Text,
+    bad_request,
     only,
     parse,
     parse_one,

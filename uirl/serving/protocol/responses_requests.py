@@ -15,8 +15,25 @@ from pydantic import Field
 
 from uirl.runtime.limits import MAX_CALLS
 from uirl.runtime.wire import WireModel
-from uirl.serving.problems import bad_request
-from uirl.serving.protocol.chat_requests import CallRequest, ChatCall, notes_of
+from uirl.serving.protocol.chat_requests import (
+    CallRequest,
+    ChatCall,
+    notes_of,
+    read_flat_tools,
+    read_tool_choice,
+    tools_key,
+)
+from uirl.serving.protocol.fields import (
+    Ignored,
+    NotedModel,
+    Text,
+    bad_request,
+    only,
+    parse,
+    parse_one,
+    shown,
+    whole_text,
+)
 from uirl.serving.protocol.messages import (
     MAX_MESSAGES,
     Pictures,
@@ -28,8 +45,6 @@ from uirl.serving.protocol.messages import (
     text_of,
     tool_message,
 )
-from uirl.serving.protocol.tools import read_flat_tools, read_tool_choice, tools_key
-from uirl.serving.protocol.wire import Ignored, NotedModel, Text, only, parse, parse_one, shown, whole_text
 from uirl.types import ToolCall
 
 _LOG_PROBS = "message.output_text.logprobs"

@@ -106,8 +106,6 @@ def _limit(settings: dict[str, Any]) -> None:
 
 def _confine(settings: dict[str, Any]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if settings["user"] is not None:
-        _become(settings["user"])
     if settings["guards_parent"]:
         libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != settings["parent"]:
@@ -119,12 +117,6 @@ def _confine(settings: dict[str, Any]) -> None:
     if settings["landlock"] == "must" or (settings["landlock"] == "try" and landlock.abi() >= landlock.OLDEST_ABI):
         landlock.restrict(settings["readable"], [os.devnull], os.getcwd())
     seccomp.install(platform.machine(), settings["allow_network"], settings["allow_files"])
-
-
-def _become(user: int) -> None:
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

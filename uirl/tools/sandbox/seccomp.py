@@ -141,12 +141,7 @@ def build(machine: str, network: bool, files: bool, process: int) -> list[_Instr
 def _conditions(network: bool, process: int) -> dict[str, list[_Instruction]]:
     """Return the name of a call -> the tests of its arguments, each of which returns where it settles the matter."""
     return {
-        "clone": [
-            (_LOAD, 0, 0, _low(0)),
-            (_AND, 0, 0, _THREAD),
-            (_EQUAL, 0, 1, _THREAD),
-            (_RETURN, 0, 0, _ALLOW),
-        ],
+        "clone": [(_LOAD, 0, 0, _low(0)), (_AND, 0, 0, _THREAD), (_EQUAL, 0, 1, _THREAD), (_RETURN, 0, 0, _ALLOW)],
         "prlimit64": _only_null(2),
         "prctl": _one_of(0, _PRCTL_OPTIONS),
         "fcntl": _one_of(1, _FCNTL_COMMANDS),
@@ -182,13 +177,7 @@ def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
 
 def _only_null(argument: int) -> list[_Instruction]:
     low = _low(argument)
-    return [
-        (_LOAD, 0, 0, low),
-        (_EQUAL, 0, 3, 0),
-        (_LOAD, 0, 0, low + 4),
-        (_EQUAL, 0, 1, 0),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    return [(_LOAD, 0, 0, low), (_EQUAL, 0, 3, 0), (_LOAD, 0, 0, low + 4), (_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _ALLOW)]
 
 
 def _low(argument: int) -> int:

@@ -74,8 +74,6 @@ class Group:
     """Id of an episode that was ordered and is not needed -> why: 'surplus' or 'straggler'."""
     spares: list[Trajectory] = field(default_factory=list)
     """Of these, those that ended all the same."""
-    ordered_at: float = 0.0
-    """In seconds since 1970."""
 
     @property
     def usable(self) -> list[Trajectory]:
@@ -86,15 +84,6 @@ class Group:
     def oldest_version(self) -> int | None:
         """Of the weights that sampled a turn of it; None: nothing was sampled."""
         return min((turn.policy_version for one in self.usable for turn in one.turns), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeTimes:
-    """Seconds of training episodes."""
-
-    ended: list[float] = field(default_factory=list)
-    given_up: list[float] = field(default_factory=list)
-    """For how long those were played that were given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +106,6 @@ class Channel(ABC):
         self._ordered: dict[str, _Ordered] = {}
         self._done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
         self._seconds: deque[float] = deque(maxlen=DURATIONS)
-        self._times = EpisodeTimes()
 
     # -- what a kind of channel is ---------------------------------------------------------------------------------
 
@@ -166,11 +154,6 @@ class Channel(ABC):
         id, oldest = min(groups, key=lambda one: one[1].at)
         noun = "group" if len(groups) == 1 else f"{len(groups)} groups, the oldest"
         return f"{noun} {id}, ordered {time.time() - oldest.at:.0f} s ago"
-
-    def take_times(self) -> EpisodeTimes:
-        """Return the times of the episodes since the last call."""
-        times, self._times = self._times, EpisodeTimes()
-        return times
 
     def submit(self, specs: Sequence[EpisodeSpec]) -> None:
         """Order one group; return at once."""
@@ -242,14 +225,9 @@ class Channel(ABC):
 
     async def _timed(self, spec: EpisodeSpec) -> Trajectory:
         started = time.monotonic()
-        try:
-            trajectory = await self.play_once(spec, TRAINING)
-        except asyncio.CancelledError:
-            self._times.given_up.append(time.monotonic() - started)
-            raise
+        trajectory = await self.play_once(spec, TRAINING)
         if trajectory.failure is None:
             self._seconds.append(time.monotonic() - started)
-            self._times.ended.append(self._seconds[-1])
         return trajectory
 
     def _group_of(
@@ -276,7 +254,7 @@ class Channel(ABC):
                 continue
             usable += trajectory.failure is None
             kept[id] = trajectory
-        return Group(ordered.specs[0].group_id, list(kept.values()), list(kept), failed, unused, spares, ordered.at)
+        return Group(ordered.specs[0].group_id, list(kept.values()), list(kept), failed, unused, spares)
 
     def _whole(self, tasks: list[asyncio.Task[Trajectory]], started: float) -> str:
         """Return why a group need not wait for the others; empty: it does. Raises what broke an actor."""

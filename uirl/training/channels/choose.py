@@ -8,17 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from uirl.training.assembly import Assembly, sampling_of
 from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.channels.local import LocalChannel
-from uirl.training.channels.process import ProcessChannel
-from uirl.training.channels.ray import RayChannel
+from uirl.training.channels.workers import process_channel, ray_channel
 
 
 def channel_of(parts: Assembly) -> Channel:
     """Return the channel between the learner of `parts` and its actors."""
     rules = GroupRules.from_config(parts.config)
     if parts.config.ray.use_ray:
-        return RayChannel(parts, rules)
+        return ray_channel(parts, rules)
     if parts.config.actors.processes > 0:
-        return ProcessChannel(parts, rules)
+        return process_channel(parts, rules)
     return local_channel(parts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.inference.base import InferenceEngine, SamplingParams, Weights
-from uirl.inference.processes.start import processes_of
+from uirl.inference.workers import supervisors_of
 from uirl.rollout.collector import Collector
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order, Players
@@ -58,6 +58,6 @@ class LocalChannel(Channel):
             self._table.end()
 
     def keep_table(self, folder: Path) -> None:
-        if processes_of(self._engine):
+        if supervisors_of(self._engine):
             self._table = ProcessTable(folder)
             self._table.follow_engine(self._engine)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
-from uirl.errors import UirlError
-from uirl.inference.base import Generation, GenerationRequest
+from uirl.errors import ContractError, EngineFailure, UirlError
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.precision import dtype_of
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.rollout.players import Order
@@ -24,12 +29,150 @@ from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
 from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
-from uirl.training.checks.long_context import long_gap
-from uirl.training.checks.resumed import same_next_step
-from uirl.training.checks.sleep import check_sleep
-from uirl.training.plan.settle import settle
+from uirl.training.plan import settle
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
+
+
+def rounding_of(terms: int, dtype: torch.dtype) -> float:
+    """Return how far, relative to its size, a sum of `terms` numbers may depend on the order of adding: threads and
+    vector units add in pairs, and each of the log2(terms) levels of pairs rounds once."""
+    return math.log2(max(terms, 2)) * torch.finfo(dtype).eps
+
+
+def same_metrics(ours: Mapping[str, float], theirs: Mapping[str, float], rounding: float) -> bool:
+    """Return whether two steps report the same numbers but for a relative `rounding`."""
+    return ours.keys() == theirs.keys() and all(
+        math.isclose(value, theirs[name], rel_tol=rounding) for name, value in ours.items()
+    )
+
+
+def same_next_step(saved: Learner, loaded: Learner, samples: Sequence[Sample]) -> tuple[bool, str]:
+    """Take one step on `samples` with each and return (whether both are the same but for rounding; in words).
+
+    Weights are compared by their distance, relative to the length of the step. Adam divides a gradient by its size:
+    where a weight's gradient is rounding alone, so is the direction of its step, up to its whole length. That is a
+    share of about `rounding` of the weights, and thus sqrt(rounding) of the distance.
+    """
+    weights = [weight for _, weight in saved.policy.named_trainable()]
+    rounding = rounding_of(sum(weight.numel() for weight in weights), weights[0].dtype)
+    ours = saved.supervised(samples)
+    step = _distance(saved, loaded)
+    theirs = loaded.supervised(samples)
+    gap = _distance(saved, loaded)
+    stored = torch.finfo(weights[0].dtype).eps * math.hypot(*(float(weight.detach().norm()) for weight in weights))
+    if not same_metrics(ours, theirs, rounding):
+        return False, f"{ours} became {theirs}, tolerated {rounding:.1e} of each"
+    if not gap <= math.sqrt(rounding) * step + stored:
+        return False, f"a step of length {step:.3g} became one that ends {gap:.3g} away, though both report {ours}"
+    if gap == 0 and ours == theirs:
+        return True, "a loaded checkpoint takes the same next step, to the last digit"
+    return True, f"a loaded checkpoint takes the same next step but for rounding, tolerated {rounding:.1e}"
+
+
+def _distance(one: Learner, other: Learner) -> float:
+    """Return the Euclidean distance between the weights that two learners train."""
+    pairs = zip(one.policy.named_trainable(), other.policy.named_trainable(), strict=True)
+    return math.hypot(*(float(torch.dist(a.detach(), b.detach())) for (_, a), (_, b) in pairs))
+
+
+REMEDY = "set inference.sleep=off, or run the engine on a GPU of its own (inference.server_url)"
+
+
+async def check_sleep(parts: Assembly, played: Sequence[Trajectory]) -> list[tuple[str, bool, str]]:
+    """Return (what, ok, detail) of each check; none where the engine does not sleep.
+
+    An update is taken while it sleeps. Afterwards its log-probs are those of the learner's new weights, which they are
+    not where old weights woke up, where the weights under adapters were lost, or where only a part was loaded again.
+    And its memory was free while the learner worked, and holds everything once again.
+    """
+    if not parts.engine.sleeps:
+        return []
+    try:
+        ok, detail = await update_reaches_engine(parts, played, asleep=True)
+    except EngineFailure as error:  # it does not wake up, or its lost weights make NaN
+        ok, detail = False, str(error)
+    found = [("weights after a sleep of the engine", ok, detail if ok else f"{detail}; {REMEDY}")]
+    if not ok:
+        return found
+    footprint, what = parts.engine.footprint, "memory of a sleep of the engine"
+    if footprint is None:
+        return [*found, (what, True, "not measured: the engine does not tell what it holds")]
+    problems = "; ".join(footprint.problems())
+    return [*found, (what, not problems, f"{problems}; {REMEDY}" if problems else str(footprint))]
+
+
+REPLY = 16
+UNKNOWN = 512
+"""Tokens that are tried where the config names no window."""
+WORK = {"cpu": 2e12, "cuda": 4e14}
+"""Floating point operations that a check may cost: some ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongGap:
+    """What was found."""
+
+    gap: float
+    """Largest |engine - the model's own forward| log-prob."""
+    tokens: int
+    window: int
+    """Largest window or chunk of a layer; 0: every layer sees all."""
+
+    def __str__(self) -> str:
+        text = f"largest difference {self.gap:.1e} over {self.tokens} tokens"
+        if not self.window:
+            return text
+        if self.tokens > self.window:
+            return f"{text}, more than the window of {self.window}"
+        return f"{text}; a sequence beyond the window of {self.window} would take too long here"
+
+
+async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigStore) -> LongGap | None:
+    """Return the engine, in two turns, against the model's own forward under its own masks, on one sequence longer than
+    its windows or as long as the context allows cheaply. None: the engine tells no log-probs."""
+    try:
+        window = loaded.attention_spans().largest
+    except ContractError:
+        window = 0  # an engine with masks of its own knows better
+    ids = _tokens(loaded, _length(loaded, config, window))
+    sampling = SamplingParams(REPLY, config.inference.temperature or 1.0, seed=1)
+    half = await engine.generate(GenerationRequest(ids[: len(ids) // 2], (), sampling, "long"))
+    whole = await engine.generate(GenerationRequest(ids, (), sampling, "long"))
+    engine.release("long")
+    if half.log_probs is None or whole.log_probs is None:
+        return None
+    gaps = []
+    for prompt, reply in ((ids[: len(ids) // 2], half), (ids, whole)):
+        expected = _own_log_probs(loaded, (*prompt, *reply.token_ids), len(reply.token_ids), sampling.temperature)
+        gaps.append(float((expected - torch.tensor(reply.log_probs or ())).abs().max()))
+    return LongGap(max(gaps), len(ids), window)
+
+
+def _length(loaded: LoadedModel, config: ConfigStore, window: int) -> int:
+    positions = loaded.max_positions
+    context = min(positions, config.inference.max_context or positions) - REPLY
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    cheap = int(WORK.get(loaded.device.type, 2e12) / (8 * weights))
+    return max(2, min(context, 3 * window or UNKNOWN, cheap))
+
+
+def _tokens(loaded: LoadedModel, length: int) -> tuple[int, ...]:
+    """Return the ids that differ from their neighbours, so that it matters which of them a layer sees."""
+    never = {*loaded.banned_ids, *loaded.end_ids}
+    plain = [i for i in range(len(loaded.tokenizer)) if i not in never]
+    return tuple(plain[(7919 * i + i * i) % len(plain)] for i in range(length))
+
+
+@torch.no_grad()
+def _own_log_probs(loaded: LoadedModel, ids: tuple[int, ...], length: int, temperature: float) -> Tensor:
+    """Return what the model's own forward says of the last `length` tokens, [length]."""
+    tokens = torch.tensor([ids], device=loaded.device)
+    logits = loaded.model(input_ids=tokens, use_cache=False).logits[0, -length - 1 : -1].float()
+    banned = torch.tensor(loaded.banned_ids, device=loaded.device, dtype=torch.long)
+    log_probs = (logits.index_fill(-1, banned, float("-inf")) / temperature).log_softmax(-1)
+    return log_probs.gather(-1, tokens[0, -length:, None])[:, 0].cpu()
+
 
 LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """The same over a sequence of thousands of tokens, against another kernel."""
@@ -157,7 +300,7 @@ def _success_finding(played: Sequence[Trajectory], shown: Sequence[Trajectory]) 
         "success",
         True,
         f"{judged}; {len(silent)} ended ({ends}) without a word, though the environment says info['success'] of "
-        "others: these count as not solved; say it at every step, if some of them are (docs/success.md)",
+        "others: these count as not solved; say it at every step, if some of them are (docs/verification.md)",
     )
 
 

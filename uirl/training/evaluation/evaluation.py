@@ -40,7 +40,7 @@ class EvaluationReport:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Task id -> episodes, judged, success, reward."""
     judged: int = 0
-    """Episodes of which is known whether they succeeded (docs/success.md)."""
+    """Episodes of which is known whether they succeeded (docs/verification.md)."""
     instances: int = 0
     """Instances that the episodes are of: tries of one are not independent."""
     trajectories: tuple[Trajectory, ...] = ()

@@ -1,4 +1,4 @@
-"""`processes.json`: which processes work on a run, for people and for `uirl chaos`."""
+"""`processes.json`: which processes work on a run, for people and for `make chaos`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from uirl.inference.base import InferenceEngine
-from uirl.inference.processes.start import processes_of
+from uirl.inference.workers import supervisors_of
 from uirl.runtime.files import write_atomically
+from uirl.workers.supervisor import Supervisor
 
 PROCESSES = "processes.json"
 
 
-class Worker(Protocol):
-    """What is told of a process besides the learner's."""
-
-    name: str
-    state: str
-    since: float
-    incarnation: int
-
-    @property
-    def pid(self) -> int | None: ...
-
-
-_OVER = ("stopped", "lost", "ended")
+_OVER = ("stopped", "lost", "given up")
 """States without a process: a pid that was its may be another program's by now."""
 
 
@@ -40,13 +29,11 @@ class ProcessTable:
         self._rows: dict[str, list[dict[str, Any]]] = {"learner": [_row("learner", "learner", "running", os.getpid())]}
         self._write()
 
-    def set(self, role: str, workers: Iterable[Worker]) -> None:
+    def set(self, role: str, supervisors: Iterable[Supervisor]) -> None:
         """Write what the processes of a role are now; those that were of it before are gone."""
         rows = [
-            _row(
-                one.name, role, one.state, one.pid, getattr(one, "host", None), since=one.since, starts=one.incarnation
-            )
-            for one in workers
+            _row(one.name, role, one.state, one.pid, one.host, since=one.since, starts=one.incarnation)
+            for one in supervisors
         ]
         if rows != self._rows.get(role):
             self._rows[role] = rows
@@ -54,10 +41,10 @@ class ProcessTable:
 
     def follow_engine(self, engine: InferenceEngine) -> None:
         """Write the processes that an engine consists of, now and whenever one of them is another."""
-        processes = processes_of(engine)
-        for process in processes:
-            process.on_change = lambda: self.set("engine", processes)
-        self.set("engine", processes)
+        supervisors = supervisors_of(engine)
+        for supervisor in supervisors:
+            supervisor.on_change = lambda: self.set("engine", supervisors)
+        self.set("engine", supervisors)
 
     def end(self) -> None:
         """Write that the learner works on the run no more. One that is killed writes nothing: its pid tells."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.errors import ConfigError, JudgeFailure
+from uirl.errors import ConfigError, JudgeFailure, StorageError
 from uirl.images import ImageStore
 from uirl.learner.figures import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
+from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.success import UNSAID
-from uirl.training.record.curve import draw_curve
 from uirl.training.record.instances import interval_by_instance
 from uirl.training.record.progress import forget_failures, say, tell_earlier, tell_failure
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import Tally
-from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import checkpoints_of, open_run, set_later_aside
 from uirl.types import Trajectory
 from uirl.verification.client import cause_of
@@ -294,3 +295,95 @@ def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:
             metrics.add(f"tools/{name}/calls", len(named))
             for result in named:
                 metrics.add(f"tools/{name}/success_rate", result.success)
+
+
+def draw_curve(
+    path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
+) -> bool:
+    """Draw success, or the reward where nobody says it, over episodes to `path`: sampled in training, and in
+    evaluations. False where the rows hold nothing to draw. `controls` are horizontal lines: what a policy scores that
+    does not do what it should."""
+    said = any(row.get(name) is not None for row in rows for name in ("success", "eval/success"))
+    label = "success" if said else "reward"
+    trained = [(row["episodes_total"], row[label]) for row in rows if row.get(label) is not None]
+    held_out = [(row["episodes_total"], row[key]) for row in rows if row.get(key := f"eval/{label}") is not None]
+    if not trained and not held_out:
+        return False
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 3.6), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    if trained:
+        axes.plot(*zip(*trained, strict=True), color="#9db7d5", linewidth=1.4, label=f"{label} while training")
+    if held_out:
+        points = list(zip(*held_out, strict=True))
+        axes.plot(*points, color="#1f4e8c", marker="o", markersize=4, linewidth=2, label=f"{label} in evaluations")
+    for style, (name, value) in zip(("--", ":", "-."), (controls or {}).items(), strict=False):
+        axes.axhline(value, color="#b5651d", linestyle=style, linewidth=1, label=f"control: {name} ({value:.2f})")
+    if label == "success":
+        axes.set_ylim(-0.02, 1.02)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("episodes of reinforcement learning")
+    axes.set_ylabel(label)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="center right")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
+    return True
+
+
+class WrittenTogether:
+    """Writes all episodes that end in one turn of the event loop at once, in the next turn, some milliseconds later.
+
+    An engine answers many episodes in one step, so they end together. An error of such a write is raised by the next
+    `add` or `flush`.
+    """
+
+    def __init__(self, write: Callable[[Sequence[Trajectory]], None]) -> None:
+        """`write` puts episodes on the disk, all or none. Raises StorageError where it cannot."""
+        self._write = write
+        self._waiting: list[Trajectory] = []
+        self._failure: StorageError | None = None
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Have an episode written down. Call it on the event loop. Raises StorageError where an earlier one could not
+        be."""
+        self._raise()
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._write_waiting)
+        self._waiting.append(trajectory)
+
+    def flush(self) -> None:
+        """Write down what waits; on return it survives a kill. Raises StorageError where something could not be
+        written."""
+        self._write_waiting()
+        self._raise()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        try:
+            self._write(waiting)
+        except StorageError as error:
+            self._failure = error
+            if len(waiting) > 1:
+                self._write_each(waiting)
+
+    def _write_each(self, trajectories: Sequence[Trajectory]) -> None:
+        """Write them one by one: what cannot be stored takes no other with it."""
+        failures = []
+        for trajectory in trajectories:
+            try:
+                self._write([trajectory])
+            except StorageError as error:
+                failures.append(error)
+        self._failure = failures[0] if failures else None
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure

@@ -15,43 +15,20 @@ import { Trajectory } from "./pages/trajectory.js";
 
 /** A page with nothing but a word on it, and the way on. */
 function Nothing({ children }) {
-  return html`
-    <main class="page">
-      <${Empty}>
-        ${children}${" "}
-        <a href=${href.runs()}>All runs</a>
-      <//>
-    </main>
-  `;
+  return html`<main class="page"><${Empty}>${children}${" "}<a href=${href.runs()}>All runs</a><//></main>`;
 }
 
 const PAGES = {
-  runs: () => html`
-    <${Runs} />
-  `,
-  run: ({ key }) => html`
-    <${Run} keys=${[key]} />
-  `,
+  runs: () => html`<${Runs} />`,
+  run: ({ key }) => html`<${Run} keys=${[key]} />`,
   compare: ({ keys }) =>
     keys.length
-      ? html`
-          <${Run} keys=${keys} />
-        `
-      : html`
-          <${Nothing}>No run is named.<//>
-        `,
-  trajectories: ({ key, query }) => html`
-    <${Trajectories} run=${key} query=${query} />
-  `,
-  trajectory: ({ key, id, turn }) => html`
-    <${Trajectory} key=${key} run=${key} id=${id} turn=${turn} />
-  `,
-  group: ({ key, group }) => html`
-    <${Group} run=${key} group=${group} />
-  `,
-  unknown: () => html`
-    <${Nothing}>There is no such page.<//>
-  `,
+      ? html`<${Run} keys=${keys} />`
+      : html`<${Nothing}>No run is named.<//>`,
+  trajectories: ({ key, query }) => html`<${Trajectories} run=${key} query=${query} />`,
+  trajectory: ({ key, id, turn }) => html`<${Trajectory} key=${key} run=${key} id=${id} turn=${turn} />`,
+  group: ({ key, group }) => html`<${Group} run=${key} group=${group} />`,
+  unknown: () => html`<${Nothing}>There is no such page.<//>`,
 };
 
 /** Where the reader is, as [text, address] from the runs down. */
@@ -96,13 +73,11 @@ function Bar({ route, help }) {
       </a>
       <nav aria-label="where you are">
         <ol>
-          ${trail.map(
-            ([text, address], i) => html`
-              <li key=${address}>
-                <a href=${address} aria-current=${i === trail.length - 1 ? "page" : undefined}><bdi>${text}</bdi></a>
-              </li>
-            `,
-          )}
+          ${trail.map(([text, address], i) => html`
+            <li key=${address}>
+              <a href=${address} aria-current=${i === trail.length - 1 ? "page" : undefined}><bdi>${text}</bdi></a>
+            </li>
+          `)}
         </ol>
       </nav>
       <span class="grow"></span>
@@ -139,8 +114,6 @@ function App() {
 }
 
 render(
-  html`
-    <${App} />
-  `,
+  html`<${App} />`,
   document.getElementById("app"),
 );

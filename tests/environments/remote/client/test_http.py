@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +12,8 @@ from fastapi import FastAPI
 
 from tests.environments.remote.faults import Faulty, Wire
 from tests.environments.remote.running import running
-from tests.inference.stand_in_http import Answer, StandIn
-from uirl.environments.remote.client import http
-from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
-from uirl.runtime.http import HTTPTransport
+from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
+from uirl.errors import ConfigError, EnvironmentFailure
 
 
 @pytest.fixture
@@ -44,18 +39,6 @@ def failing(times: int, fault: str) -> Any:
     return lambda method, path: fault if next(left, None) is not None else None
 
 
-async def test_what_may_happen_twice_is_sent_again(server: tuple[str, Faulty]) -> None:
-    url, faulty = server
-    faulty.rule = failing(2, "503")
-    assert await sent(url, again=True) == {"n": 1}
-    assert len(faulty.asked) == 3
-    faulty.rule = failing(3, "503")
-    with pytest.raises(Refused, match="503") as caught:
-        await sent(url, again=True)
-    assert caught.value.status == 503
-    assert len(faulty.asked) == 6
-
-
 @pytest.mark.parametrize("fault", ["500", "503"])
 async def test_an_act_is_sent_once(server: tuple[str, Faulty], fault: str) -> None:
     url, faulty = server
@@ -75,20 +58,6 @@ async def test_an_act_that_got_lost_on_the_way_back_is_sent_once(server: tuple[s
         with pytest.raises(ServerLost, match="after 3 tries"):
             await sent(wire.url, again=True)
         assert len(faulty.asked) == 4
-
-
-async def test_an_act_that_never_left_is_sent_again() -> None:
-    with pytest.raises(ServerLost, match="after 3 tries: ConnectError"):
-        await sent("http://127.0.0.1:1", again=False)
-
-
-async def test_no_answer_is_a_time_out_and_not_sent_again(server: tuple[str, Faulty]) -> None:
-    url, faulty = server
-    faulty.rule = lambda method, path: "hang"
-    with pytest.raises(NoAnswer, match="no answer within 1 s") as caught:
-        await sent(url, again=True, timeout=1.0)
-    assert isinstance(caught.value, EpisodeTimeout)
-    assert len(faulty.asked) == 1
 
 
 async def test_an_answer_that_is_no_json(server: tuple[str, Faulty]) -> None:
@@ -115,30 +84,10 @@ async def test_a_server_is_waited_for_as_long_as_it_asks() -> None:
     assert asked[1] - asked[0] >= 0.5
 
 
-async def test_tokens_are_sent_and_never_shown(server: tuple[str, Faulty], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENV_TOKEN", "very-secret")
-    client = EnvironmentClient("ENV_TOKEN")
-    assert client.headers() == {"authorization": "Bearer very-secret"}
-    server[1].rule = lambda method, path: "500"
-    client.hold()
-    with pytest.raises(Refused) as caught:
-        await client.json("GET", f"{server[0]}/thing", timeout=30.0, again=True)
-    await client.release()
-    assert "very-secret" not in str(caught.value) + repr(client)
-    monkeypatch.setenv("ENV_TOKEN", "two\nlines")
-    with pytest.raises(ConfigError, match="ENV_TOKEN holds no token") as config:
+def test_a_token_that_is_named_and_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_TOKEN", " ")
+    with pytest.raises(ConfigError, match="ENV_TOKEN holds no token"):
         EnvironmentClient("ENV_TOKEN")
-    assert "lines" not in str(config.value)
-
-
-async def test_connections_end_with_the_last_user(server: tuple[str, Faulty]) -> None:
-    client = EnvironmentClient()
-    client.hold()
-    client.hold()
-    await client.release()
-    assert await client.json("GET", f"{server[0]}/thing", timeout=30.0, again=True) == {"n": 1}
-    await client.release()
-    assert not client.transport._open
 
 
 async def test_both_ways_to_ask_take_the_proxy_of_the_environment(
@@ -187,40 +136,9 @@ def test_the_first_answer_that_makes_sense(server: tuple[str, Faulty]) -> None:
     assert client.first_answer(urls, "/thing", read, "nobody knows", "Start one.") == {"n": 1}
     faulty.rule = lambda method, path: "500"
     with pytest.raises(
-        EnvironmentFailure, match=r"nobody knows: GET http://127\.0\.0\.1:1/thing .*ConnectError.*; .* 500 .*Start one"
+        EnvironmentFailure, match=r"nobody knows: GET http://127\.0\.0\.1:1/thing .*no connection.*; .* 500 .*Start one"
     ):
         client.first_answer(urls, "/thing", read, "nobody knows", "Start one.")
     faulty.rule = lambda method, path: "text"
     with pytest.raises(EnvironmentFailure, match=r"answered .*: the text is not JSON"):
         client.first_answer(urls, "/thing", read, "nobody knows", "Start one.")
-
-
-@pytest.fixture
-def junk() -> Iterator[StandIn]:
-    with StandIn() as server:
-        yield server
-
-
-@pytest.mark.parametrize("status", [200, 500])
-@pytest.mark.parametrize("name", ["undefined", "rot13", "zlib_codec", "hex", "idna", "punycode"])
-async def test_an_encoding_that_is_none_is_a_failure_like_any(junk: StandIn, status: int, name: str) -> None:
-    headers = {"content-type": f"text/html; charset={name}"}
-    junk.faults += [Answer(b"<html>\xff</html>", status, headers) for _ in range(2)]
-    with pytest.raises(EnvironmentFailure, match="<html>"):
-        await sent(junk.url, again=False, retries=0)
-    with pytest.raises(EnvironmentFailure, match="nobody says"):
-        EnvironmentClient().first_answer([junk.url], "/thing", lambda said: said, "nobody says", "")
-
-
-async def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(
-    junk: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "HTTPTransport", partial(HTTPTransport, max_bytes=2**20))
-    packed = {"content-encoding": "gzip"}
-    junk.faults += [Answer(gzip.compress(b" " * 2**24), 200, packed) for _ in range(2)]
-    with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes"):
-        await sent(junk.url, again=True)
-    with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes"):
-        EnvironmentClient().first_answer([junk.url], "/thing", lambda said: said, "nobody says", "")
-    junk.faults.append(Answer(gzip.compress(b'{"n": 7}'), 200, packed))
-    assert await sent(junk.url, again=True) == {"n": 7}

@@ -169,7 +169,7 @@ async def test_a_lease_is_renewed_while_the_model_thinks(screen: Served) -> None
         for _ in range(3):
             served.pass_time(1.0)
             async with asyncio.timeout(PATIENCE):
-                while lease.renewed < served.sessions._clock():
+                while lease.renewed < served.sessions.clock():
                     await asyncio.sleep(0.01)
         assert served.active == 1
         assert (await environment.step(Action.of("click", x=1, y=1))).terminated
@@ -274,7 +274,7 @@ def test_copies_share_servers_and_nothing_else(screen: Served) -> None:
         assert len({other._session for other in others}) == 3  # type: ignore[attr-defined]
         await asyncio.gather(*[other.close() for other in others])  # type: ignore[func-returns-value]
         assert [server.active for server in environment.pool.servers] == [0]
-        assert not environment.client.transport._open, "connections are left open"
+        assert not environment.client._open, "connections are left open"
 
     asyncio.run(run())
 

@@ -10,8 +10,7 @@ from tests.environments.remote.openenv_stand_in import stand_in
 from tests.environments.remote.running import running
 from uirl.environments import EnvironmentSession
 from uirl.environments.remote.client.openenv import OpenEnvEnvironment
-from uirl.environments.remote.protocol.openenv import check_fields
-from uirl.environments.remote.protocol.openenv_tools import read_tools
+from uirl.environments.remote.protocol.openenv import check_fields, read_tools
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.types import Action, ToolCall
 

@@ -11,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.inference.pictures import picture
-from uirl.environments.remote.protocol.native import (
-    StepAnswer,
-    WireAction,
-    WireObservation,
-    WireTask,
-)
-from uirl.environments.remote.protocol.pictures import as_png, media_type, whole
-from uirl.environments.remote.protocol.wire import plain
+from uirl.environments.remote.protocol.native import WireAction, WireObservation, WireTask, show, write_step
+from uirl.environments.remote.server.ui_verifiers import as_png
 from uirl.errors import EnvironmentFailure
-from uirl.images import Screenshot, screenshot
+from uirl.http.wire import plain, whole
+from uirl.images import Screenshot, media_type, screenshot
 from uirl.runtime.limits import LIMITS, MAX_CALLS
 from uirl.runtime.wire import WireError, dumps, loads
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
@@ -46,19 +41,19 @@ def sent(value: Any) -> Any:
 
 
 def read_action(value: Any) -> Action:
-    return WireAction.read(value, "action").to_action()
+    return WireAction.read(value, "action").to_record()
 
 
 def read_task(value: Any) -> Task:
-    return WireTask.read(value, "task").to_task()
+    return WireTask.read(value, "task").to_record()
 
 
 def read_observation(value: Any) -> Observation:
-    return WireObservation.read(value, "observation").to_observation()
+    return WireObservation.read(value, "observation").to_record()
 
 
 def written(observation: Observation, *, info: bool) -> dict[str, Any]:
-    return WireObservation.of(observation, info=info).write()
+    return show(observation, info=info)
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +66,7 @@ def test_actions_come_back_as_they_were(action: Action) -> None:
 @given(tasks)
 def test_tasks_come_back_as_they_were(task: Task) -> None:
     assert read_task(sent(WireTask.of(task).write())) == task
-    assert read_task(sent(WireTask.of(task, checks=False).write())).checks == {}
+    assert read_task(sent(WireTask.of(task, {"checks"}).write())).checks == {}
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,8 +86,8 @@ def test_the_key_of_a_state_travels_to_a_trainer_alone() -> None:
 
 def test_what_an_agent_must_not_see_is_not_written() -> None:
     result = StepResult(Observation("x", (), {"answer": 42}), 1.0, True)
-    assert StepAnswer.of(result, 1, graded=True).write()["reward"] == 1.0
-    hidden = StepAnswer.of(result, 1, graded=False).write()
+    assert write_step(result, 1, graded=True)["reward"] == 1.0
+    hidden = write_step(result, 1, graded=False)
     assert hidden["reward"] is None
     assert "info" not in hidden["observation"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments.remote.running import Served, serving
 from tests.patience import PATIENCE
-from uirl.runtime.connections import connection_limit
+from uirl.http.server import connection_limit
 
 TOKEN = "agent-token-4711"
 KEY = f"Authorization: Bearer {TOKEN}"

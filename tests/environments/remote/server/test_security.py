@@ -148,15 +148,6 @@ def test_a_host_header_names_no_path(guarded: Served, host: str) -> None:
     assert status == 401, said
 
 
-@pytest.mark.parametrize("token", ["wrong", AGENT[:-1], AGENT + "x", AGENT.upper(), ",", "\u00e4"])
-def test_a_wrong_token_opens_nothing(guarded: Served, token: str) -> None:
-    with httpx.Client(base_url=guarded.url) as http:
-        answer = http.get("/v1/sessions", headers={"authorization": f"Bearer {token}".encode()})
-        assert answer.status_code == 401
-        assert AGENT not in answer.text
-        assert GRADER not in answer.text
-
-
 def test_an_agent_plays_and_sees_no_grades(guarded: Served) -> None:
     with guarded.http(AGENT) as agent, guarded.http(GRADER) as grader:
         made = agent.post("/v1/sessions", json={"seed": 3}).json()
@@ -271,42 +262,12 @@ def test_messages_on_a_socket_that_are_too_large(trusting: Served) -> None:
     assert closed.value.rcvd.code == 1009
 
 
-def test_headers_that_are_too_large(guarded: Served) -> None:
-    address = urlsplit(guarded.url)
-    for extra in (f"X-Filler: {'x' * 100_000}\r\n", "".join(f"X-{i}: {'y' * 90}\r\n" for i in range(1000))):
-        request = f"GET /health HTTP/1.1\r\nHost: {address.netloc}\r\n{extra}\r\n"
-        status, _ = _raw(guarded.url, request.encode())
-        assert status in (400, 431)
-    with guarded.http() as http:
-        assert http.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "https://evil.example"},
-        {"origin": "http://127.0.0.1:1"},
-        {"origin": "null"},
-        {"origin": "http://["},
-        {"sec-fetch-site": "cross-site"},
-        {"host": "evil.example"},
-        {"host": "127.0.0.1.evil.example:8000"},
-    ],
-)
-def test_pages_of_other_web_sites_are_kept_out(trusting: Served, headers: dict[str, str]) -> None:
-    with trusting.http() as http:
-        assert http.post("/session", headers=headers).status_code == 403
-        assert trusting.active == 0
-    if "origin" in headers:
-        with pytest.raises(InvalidStatus) as refused:
-            connect(trusting.url.replace("http", "ws") + "/ws", additional_headers=headers)
-        assert refused.value.response.status_code == 403
-
-
-def test_a_page_of_the_server_itself_may_ask(trusting: Served) -> None:
-    with trusting.http() as http:
-        assert http.get("/view/sessions", headers={"sec-fetch-site": "same-origin"}).status_code == 200
-        assert http.get("/v1/sessions", headers={"origin": trusting.url}).status_code == 200
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:1", "null", "http://["])
+def test_pages_of_other_web_sites_open_no_socket(trusting: Served, origin: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(trusting.url.replace("http", "ws") + "/ws", additional_headers={"origin": origin})
+    assert refused.value.response.status_code == 403
+    assert trusting.active == 0
 
 
 def test_a_person_opens_the_live_view_with_the_token_as_password(guarded: Served) -> None:
@@ -324,17 +285,9 @@ def test_a_person_opens_the_live_view_with_the_token_as_password(guarded: Served
         assert http.get("/view", headers=broken).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.com"])
-def test_a_public_address_needs_a_token(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="without a token"):
-        ServerSettings("screen", host=host)
-    assert main(["serve", "--env", "screen", "--host", host, "--port", "0"]) == 2
+def test_a_public_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--env", "screen", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "--token-env" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_this_machine_needs_none(host: str) -> None:
-    assert ServerSettings("screen", host=host).is_local
 
 
 @pytest.mark.parametrize(

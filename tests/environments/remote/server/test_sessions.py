@@ -77,11 +77,11 @@ async def test_a_close_that_is_cancelled_while_a_step_runs_still_ends_the_sessio
         closing = asyncio.create_task(sessions.close(lease, "client"))
         await asyncio.sleep(0)
         await cancelled(closing)
-        assert sessions.active == [lease], "it plays a step still"
+        assert list(sessions.active) == [lease], "it plays a step still"
         slow.gate.set()
         await step
         await sessions.close_all()
-    assert (sessions.active, slow.open_instances) == ([], [])
+    assert (list(sessions.active), slow.open_instances) == ([], [])
 
 
 async def test_the_end_waits_for_what_the_reaper_began() -> None:
@@ -92,7 +92,7 @@ async def test_the_end_waits_for_what_the_reaper_began() -> None:
         await opened(sessions)
         now = 11.0
         await sessions.reap()  # the session goes, its instance is kept for a while
-        assert (sessions.active, sessions.warm) == ([], 1)
+        assert (list(sessions.active), sessions.warm) == ([], 1)
         now = 100.0
         reaping = asyncio.create_task(sessions.reap())
         await slow.closing.wait()

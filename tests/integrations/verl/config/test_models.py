@@ -9,7 +9,7 @@ import pytest
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError
 from uirl.images import ImageStore
-from uirl.integrations.verl.config.models import described_model
+from uirl.integrations.verl.models import described_model
 from uirl.learner import Learner, Policy, save_checkpoint
 
 SIZES = ("model.model_name=uirl/tiny-lm", "model.device=cpu", "model.tiny.hidden_size=64")

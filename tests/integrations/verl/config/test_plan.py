@@ -16,9 +16,8 @@ from uirl import load_model
 from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.integrations.verl.config.plan import Plan, plan_of
-from uirl.training.plan.moment import GIB
-from uirl.training.plan.shape import Shape, shape_of
+from uirl.integrations.verl.plan import Plan, plan_of
+from uirl.training.memory import GIB, Shape, shape_of_config
 
 pytestmark = pytest.mark.verl
 HOST = 1024
@@ -27,7 +26,7 @@ HOST = 1024
 
 @cache
 def shape(size: str) -> Shape:
-    return shape_of(qwen(size))
+    return shape_of_config(qwen(size))
 
 
 def plan(name: str, folder: Path, *overrides: str) -> Plan:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integrations.verl.pages import SHIPPED
 from uirl import ConfigStore
-from uirl.integrations.verl.config.reading import load_verl_config
+from uirl.integrations.verl.settings import load_verl_config
 
 pytestmark = pytest.mark.verl
 

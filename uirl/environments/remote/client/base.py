@@ -15,7 +15,7 @@ from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Re
 from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.environments.remote.client.servers import Server, ServerPool
 from uirl.errors import EnvironmentFailure, RolloutFailure
-from uirl.runtime.http import checked_url
+from uirl.http.client import checked_url
 from uirl.runtime.wire import WireError
 from uirl.types import StepResult
 
@@ -158,6 +158,19 @@ class RemoteEnvironment(ConfigurableEnvironment):
                 self.pool.doubt(server, str(error))
             return False
         return True
+
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """Return a context for a request about the session: a server that is lost is taken out of the pool, and an
+        answer that makes no sense is its failure."""
+        if self._server is None:
+            raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
+        try:
+            with understood(url):
+                yield
+        except RolloutFailure as error:
+            self._blame(error)
+            raise
 
     def _blame(self, error: RolloutFailure) -> None:
         """Take the session's server out of the pool where the failure is its own."""

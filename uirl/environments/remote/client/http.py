@@ -1,35 +1,29 @@
-"""HTTP to servers of environments: time limits, typed failures, and nothing done twice.
+"""HTTP to servers of environments: typed failures, and nothing done twice.
 
 What may be repeated (a look, a heartbeat, a reset) is sent again after growing pauses where it got lost or the server
 was busy. An act is sent again only where it never left this machine: one whose outcome is unknown is a failure of the
-episode, because an action that is taken twice would be a lie in the record. A token never appears in a message.
+episode, because an action that is taken twice would be a lie in the record.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
-from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.http import (
+from uirl.http.client import (
     CONNECT,
+    SHOWN,
     ConnectionLost,
     ErrorStatus,
-    HTTPTransport,
+    HTTPClient,
     NoResponse,
     RequestFailure,
     Response,
-    RetryPolicy,
     count_tries,
 )
-from uirl.runtime.wire import WireError, dumps, loads
-
-SHOWN = 300
-"""Characters of an answer that stand in an error."""
-_BUSY = (429, 502, 503)
-_MAX_PAUSE = 10.0
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.wire import WireError, loads
 
 T = TypeVar("T")
 
@@ -51,75 +45,23 @@ class Refused(EnvironmentFailure):
     retry_after: float | None = None
 
 
-class EnvironmentClient:
-    """Requests to any number of servers with one token.
+class EnvironmentClient(HTTPClient):
+    """Requests to any number of servers with one token; call them between `hold` and `release`.
 
-    `token_env`: environment variable of the token, read at every call and sent as a bearer token; None: none.
-    Raises ConfigError where the variable is empty and where the package httpx is missing.
+    `token_env`: environment variable of the token; None: none. Requests raise ServerLost, NoAnswer, Refused,
+    EpisodeTimeout where the server says that its environment hung, or EnvironmentFailure for an answer that is too
+    large. Raises ConfigError where the variable is empty and where the package for HTTP is missing.
     """
 
     def __init__(self, token_env: str | None = None, *, retries: int = 3, backoff: float = 0.25) -> None:
-        self.token_env, self.retries, self.backoff = token_env, retries, backoff
-        self.transport = HTTPTransport("client")
-        self.headers()
-
-    def headers(self) -> dict[str, str]:
-        """Return what every request says about who asks."""
-        if self.token_env is None:
-            return {}
-        token = os.environ.get(self.token_env, "").strip()
-        if not (token and token.isascii() and token.isprintable()):
+        super().__init__(
+            "client", token_env, retries=retries, backoff=backoff, max_pause=10.0, statuses=(429, 502, 503)
+        )
+        if not self.headers() and token_env is not None:
             raise ConfigError(
-                f"the environment variable {self.token_env} holds no token; set it to the one that the servers know, "
-                "or leave token_env out"
+                f"the environment variable {token_env} holds no token; set it to the one that the servers know, or "
+                "leave token_env out"
             )
-        return {"authorization": f"Bearer {token}"}
-
-    def hold(self) -> None:
-        """Keep the connections of the running event loop open until `release` was called as often."""
-        self.transport.hold()
-
-    async def release(self) -> None:
-        """Give up one `hold`; the last one closes the connections."""
-        await self.transport.release()
-
-    async def send(
-        self,
-        method: str,
-        url: str,
-        *,
-        json: Any = None,
-        params: Mapping[str, Any] | None = None,
-        timeout: float,
-        again: bool,
-        retries: int | None = None,
-    ) -> Response:
-        """Return the answer, where its status is below 300; call it between `hold` and `release`.
-
-        `again`: it may happen twice. `timeout`: seconds of one try. `retries` None: the client's. Raises ServerLost,
-        NoAnswer, Refused, EpisodeTimeout where the server says that its environment hung, or EnvironmentFailure for an
-        answer of more than `MAX_BYTES`.
-        """
-        headers, content = self.headers(), None if json is None else dumps(json)
-        if content is not None:
-            headers["content-type"] = "application/json"
-        retries = self.retries if retries is None else retries
-        policy = RetryPolicy(retries, self.backoff, _MAX_PAUSE, _BUSY, again)
-        try:
-            return await self.transport.send(
-                method, url, policy, timeout=timeout, headers=headers, params=params, content=content
-            )
-        except NoResponse as late:
-            raise NoAnswer(f"{method} {url}: {late}") from None
-        except ConnectionLost as lost:
-            raise ServerLost(
-                f"{method} {url} failed after {count_tries(lost.tries)}: {str(lost)[:SHOWN]}. Does the server run, and "
-                "is its address right?"
-            ) from None
-        except ErrorStatus as error:
-            raise self._refused(method, url, error.response) from None
-        except RequestFailure as failure:
-            raise EnvironmentFailure(f"{method} {url} was answered with {failure}") from None
 
     async def json(self, method: str, url: str, **options: Any) -> Any:
         """Return what the JSON of the answer says; see `send`. Raises EnvironmentFailure for an answer that is none."""
@@ -127,7 +69,7 @@ class EnvironmentClient:
         try:
             return loads(answer.content)
         except WireError as error:
-            raise EnvironmentFailure(f"{method} {url} answered {answer.text[:SHOWN]!r}: {error}") from None
+            raise EnvironmentFailure(f"{method} {url} answered {self.shown(answer.text)}: {error}") from None
 
     def first_answer(
         self,
@@ -168,29 +110,39 @@ class EnvironmentClient:
         finally:
             loop.close()
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    def failure(self, request: str, failure: RequestFailure) -> RolloutFailure:
+        """Return the failure of a request that was given up."""
+        if isinstance(failure, NoResponse):
+            return NoAnswer(f"{request}: {failure}")
+        if isinstance(failure, ConnectionLost):
+            return ServerLost(
+                f"{request} failed after {count_tries(failure.tries)}: {failure}. Does the server run, and "
+                "is its address right?"
+            )
+        if isinstance(failure, ErrorStatus):
+            return self._refused(request, failure.response)
+        return EnvironmentFailure(f"{request} was answered with {failure}")
 
-    def _refused(self, method: str, url: str, answer: Response) -> Refused | EpisodeTimeout:
-        status, problem = answer.status, _read_error(answer)
+    def _refused(self, request: str, answer: Response) -> Refused | EpisodeTimeout:
+        kind, told = _read_error(answer)
         remedy = ""
-        if status in (401, 403):
-            remedy = f" (the token comes from {self.token_env})" if self.token_env else " (token_env is not set)"
-        message = f"{method} {url} was answered with {status} {answer.reason}: {problem['message']}{remedy}"
-        if status == 504 and problem["kind"] == "timeout":
+        if answer.status in (401, 403):
+            remedy = f" (the token comes from {self.key_env})" if self.key_env else " (token_env is not set)"
+        message = f"{request} was answered with {answer.status} {answer.reason}: {self.without_key(told)}{remedy}"
+        if answer.status == 504 and kind == "timeout":
             return EpisodeTimeout(message)  # one call of one environment hung; the server itself is well
         refused = Refused(message)
-        refused.status, refused.server_kind = status, problem["kind"]
-        refused.retry_after = answer.retry_after
+        refused.status, refused.server_kind, refused.retry_after = answer.status, kind, answer.retry_after
         return refused
 
 
-def _read_error(answer: Response) -> dict[str, str]:
+def _read_error(answer: Response) -> tuple[str, str]:
     """Return kind and message of an error answer: in the words of `uirl serve`, of FastAPI, or as it is."""
     try:
         value = loads(answer.content)
     except WireError:
-        return {"kind": "", "message": repr(answer.text[:SHOWN])}
+        return "", repr(answer.text[:SHOWN])
     error = value.get("error") if isinstance(value, dict) else None
     if isinstance(error, dict):
-        return {"kind": str(error.get("kind", "")), "message": str(error.get("message", ""))[: 4 * SHOWN]}
-    return {"kind": "", "message": repr(value)[:SHOWN]}
+        return str(error.get("kind", "")), str(error.get("message", ""))[: 4 * SHOWN]
+    return "", repr(value)[:SHOWN]

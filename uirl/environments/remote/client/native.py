@@ -6,7 +6,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
@@ -19,7 +18,6 @@ from uirl.environments.remote.protocol.native import (
     PROTOCOL,
     EnvironmentDescription,
     ExpertAnswer,
-    LeaseAnswer,
     Observed,
     OpenRequest,
     ResetRequest,
@@ -33,22 +31,14 @@ from uirl.environments.remote.protocol.native import (
     WireObservation,
     WireTask,
 )
-from uirl.environments.remote.protocol.pictures import all_whole
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.http.wire import all_whole
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireAnswer, WireError, WireModel
 from uirl.types import Action, Observation, StepResult, Task
 
 A = TypeVar("A", bound=WireAnswer)
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Servers:
-    """What all instances know of the servers."""
-
-    description: EnvironmentDescription | None = None
-    """None: nobody asked yet."""
 
 
 def _described(name: str) -> Any:
@@ -70,7 +60,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         """Asks no server yet. Raises ConfigError for options that do not fit `NativeRemoteOptions`."""
         super().__init__(config, options, **keys)
         self._variant = self.options.variant
-        self._servers = _Servers()
+        self._description: list[EnvironmentDescription] = []
+        """What the servers say of their environment, for all instances; empty: nobody asked yet."""
         self._episode = ResetRequest()
         """Task and seed of the episode that begins."""
         self._first: WireObservation | None = None
@@ -106,7 +97,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     def tasks(self) -> Sequence[Task] | None:
         """Return the tasks of the served environment, with their checks where the token may see them."""
         tasks = self._ask("/v1/tasks", lambda value: TaskList.read(value, "answer")).tasks
-        return None if tasks is None else [task.to_task() for task in tasks]
+        return None if tasks is None else [task.to_record() for task in tasks]
 
     def live_views(self) -> Sequence[str]:
         """Return the page of each server, asking none."""
@@ -117,7 +108,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         controls: dict[str, BaseEnvironment | Action | str] = {}
         for name, control in self.description.controls.items():
             if control.action is not None:
-                controls[name] = control.action.to_action()
+                controls[name] = control.action.to_record()
             elif control.text is not None:
                 controls[name] = control.text
             elif self._variant is None:
@@ -139,24 +130,26 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         server is gone, is replaced."""
         wire_task = None if task is None else WireTask.of(task)
         self._episode = ResetRequest.model_construct(task=wire_task, seed=seed)
-        first: WireObservation | None = None
-        if self._server is not None:
-            try:
-                answer = await self._call(
-                    "POST", "/reset", self._episode, Observed, timeout=self.options.reset_timeout, again=True
-                )
-                first = answer.observation
-            except (Refused, ServerLost) as error:
-                if isinstance(error, Refused) and error.status not in (404, 410):
-                    raise
-                await self.close()
+        first = await self._reset() if self._server is not None else None
         if first is None:
             await self._lease()
             first = self._first
         if first is None:
             raise EnvironmentFailure(f"{self.url} opened a session and did not reset it; expected an observation")
         self._turn, self._state = 0, ""
-        return await all_whole(first.to_observation(), self.url)
+        return await all_whole(first.to_record(), self.url)
+
+    async def _reset(self) -> WireObservation | None:
+        """Return the first observation of another episode of the session; None: it is no more."""
+        limit = self.options.reset_timeout
+        try:
+            answer = await self._call("POST", "/reset", self._episode, Observed, timeout=limit, again=True)
+        except (Refused, ServerLost) as error:
+            if isinstance(error, Refused) and error.status not in (404, 410):
+                raise
+            await self.close()
+            return None
+        return answer.observation
 
     async def step(self, action: Action | str) -> StepResult:
         """Return what the served environment answers. An act whose outcome is unknown raises, and is never sent
@@ -181,7 +174,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if answer.reward is None and not self.options.blind:
             raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
         return StepResult(
-            observation=await all_whole(answer.observation.to_observation(), url),
+            observation=await all_whole(answer.observation.to_record(), url),
             reward=answer.reward or 0.0,
             terminated=answer.terminated,
             truncated=answer.truncated,
@@ -204,19 +197,17 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         """Return what the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:
             return None
-        answer = await self._call(
-            "POST", "/expert", WireModel(), ExpertAnswer, timeout=self.options.step_timeout, again=True
-        )
-        return None if answer.action is None else answer.action.to_action()
+        limit = self.options.step_timeout
+        answer = await self._call("POST", "/expert", WireModel(), ExpertAnswer, timeout=limit, again=True)
+        return None if answer.action is None else answer.action.to_record()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
         """Return what the served environment says of an episode that the run ends here; None: it does not know, its
         server is of a version without this call, or the token sees no rewards. The session ends with it."""
         if self._server is None or self.options.blind or not self.description.scores_now:
             return None
-        answer = await self._call(
-            "POST", "/score", WireModel(), ScoreAnswer, timeout=self.options.reset_timeout, again=False
-        )
+        limit = self.options.reset_timeout
+        answer = await self._call("POST", "/score", WireModel(), ScoreAnswer, timeout=limit, again=False)
         self._session = ""
         await self.close()
         return None if answer.score is None else (answer.score.reward, answer.score.info)
@@ -227,14 +218,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         request = OpenRequest.model_construct(
             variant=self._variant, reset=True, task=self._episode.task, seed=self._episode.seed
         )
-        answer = await self.client.json(
-            "POST",
-            f"{server.url}/v1/sessions",
-            json=request.write(),
-            timeout=self.options.reset_timeout,
-            again=False,
-            retries=0,
-        )
+        url, limit = f"{server.url}/v1/sessions", self.options.reset_timeout
+        answer = await self.client.json("POST", url, json=request.write(), timeout=limit, again=False, retries=0)
         with understood(server.url):
             opened = SessionOpened.read(answer, "answer")
         self._session, self._first = opened.session, opened.observation
@@ -260,26 +245,19 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         self, method: str, path: str, request: WireModel | None, answer: type[A], *, timeout: float, again: bool
     ) -> A:
         """Return the answer to a request about the session."""
-        if self._server is None:
-            raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
-        url = f"{self._server.url}/v1/sessions/{self._session}{path}"
+        url = f"{self.url}/v1/sessions/{self._session}{path}"
         body = None if request is None else request.write()
-        try:
-            value = await self.client.json(method, url, json=body, timeout=timeout, again=again)
-        except RolloutFailure as error:
-            self._blame(error)
-            raise
-        with understood(url):
-            return answer.read(value, "answer")
+        with self._asking(url):
+            return answer.read(await self.client.json(method, url, json=body, timeout=timeout, again=again), "answer")
 
     # -- before there is a session -----------------------------------------------------------------------------------
 
     @property
     def description(self) -> EnvironmentDescription:
         """What the servers say of their environment; asked once. Raises ConfigError for another version."""
-        if self._servers.description is None:
-            self._servers.description = self._read_description(self._ask("/v1/environment", _object))
-        return self._servers.description
+        if not self._description:
+            self._description.append(self._read_description(self._ask("/v1/environment", _object)))
+        return self._description[0]
 
     def _read_description(self, value: dict[str, Any]) -> EnvironmentDescription:
         same_version = "install the same version of uirl on both sides"
@@ -320,5 +298,5 @@ async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause
         if environment is None or environment._session != session or environment._server is None:
             return
         with suppress(RolloutFailure):  # the next step finds out, and says so where it counts
-            await environment._call("POST", "/heartbeat", WireModel(), LeaseAnswer, timeout=pause, again=True)
+            await environment._call("POST", "/heartbeat", WireModel(), WireAnswer, timeout=pause, again=True)
         del environment

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
@@ -14,13 +15,22 @@ from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.options import OpenEnvOptions
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import WireTask
-from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
-from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
-from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
-from uirl.environments.remote.protocol.pictures import all_whole
+from uirl.environments.remote.protocol.openenv import (
+    ASK_FOR_TOOLS,
+    ErrorData,
+    Message,
+    Schemas,
+    action_fields,
+    check_fields,
+    read_frame,
+    read_tools,
+    takes_tool_calls,
+)
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.http.client import CONNECT, MAX_BYTES
+from uirl.http.server import is_loopback
+from uirl.http.wire import all_whole
 from uirl.parsers import create_parser
-from uirl.runtime.http import CONNECT, MAX_BYTES
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError, dumps, loads
 from uirl.tools.definition import ToolDefinition
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
 
 REFUSALS = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 """What a server says instead of opening a session; any other error is one of the session that is open."""
-_NO_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
 class ErrorFrame(EnvironmentFailure):
@@ -103,9 +112,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """Return the first observation, over a new connection where the old one is gone."""
         self._turns = 0
-        answer: dict[str, Any] | None = None
         if self._socket is None or self._socket.close_code is not None:
             await self.close()
+        answer: dict[str, Any] | None = None
         if self._server is not None:
             try:
                 answer = await self._begin(task, seed)
@@ -126,15 +135,14 @@ class OpenEnvEnvironment(RemoteEnvironment):
             action = Action(text=action)
         schema = self._servers.schema or {}
         data = action_fields(action, schema, self._fields, self.action_format)
-        if isinstance(data, str):
-            return await self._end(StepResult(Observation(data, self._last.images), self.mistake_reward))
         try:
+            if isinstance(data, str):
+                return await self._mistaken(data)
             answer = await self._ask("step", data)
         except ErrorFrame as error:
             if error.code != "VALIDATION_ERROR":
                 raise
-            message = f"this action is not possible: {error}"
-            return await self._end(StepResult(Observation(message, self._last.images), self.mistake_reward))
+            return await self._mistaken(f"this action is not possible: {error}")
         frame = read_frame(answer, self.url, action.call if takes_tool_calls(schema) else None)
         if frame.reward is None and self._ours and not self.options.blind:
             raise EnvironmentFailure(
@@ -143,6 +151,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
         last = self._last = await all_whole(frame.observation, self.url)
         self._servers.lowest = min(self._servers.lowest, frame.reward or 0.0)
         return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
+
+    async def _mistaken(self, why: str) -> StepResult:
+        return await self._end(StepResult(Observation(why, self._last.images), self.mistake_reward))
 
     @property
     def mistake_reward(self) -> float:  # type: ignore[override]
@@ -178,7 +189,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
         address = "ws" + url.removeprefix("http") + "/ws"
-        local = any(address.startswith((f"ws://{name}", f"ws://[{name}]")) for name in _NO_PROXY)
+        local = is_loopback(urlsplit(address).hostname or "")
         try:
             return await connect(
                 address, additional_headers=self.client.headers(), open_timeout=CONNECT, max_size=MAX_BYTES,
@@ -186,7 +197,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             )  # fmt: skip
         except InvalidStatus as error:
             status = error.response.status_code
-            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.token_env})")
+            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.key_env})")
             refused.status = status
             raise refused from None
         except TimeoutError:
@@ -202,43 +213,38 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
         limit = self.options.reset_timeout if kind == "reset" else self.options.step_timeout
         try:
-            answer = await self._exchange(socket, kind, data, limit, url)
+            answer = await self._exchange(socket, kind, data, limit, f"{url}/ws")
         except RolloutFailure as error:
             self._blame(error)
             raise
-        return answer
+        if not isinstance(answer.data, dict):
+            told = shown(answer.data, 80)
+            raise EnvironmentFailure(f"{url}/ws answered {told} to {kind}; expected an object with data")
+        if answer.type == "error":
+            raise _failure(url, kind, answer.data)
+        return answer.data
 
-    async def _exchange(self, socket: ClientConnection, kind: str, data: Any, limit: float, url: str) -> dict[str, Any]:
+    async def _exchange(self, socket: ClientConnection, kind: str, data: Any, limit: float, url: str) -> Message:
         from websockets.exceptions import ConnectionClosed
 
-        frame = Message(type=kind) if data is None else Message(type=kind, data=data)
+        frame = {"type": kind} | ({} if data is None else {"data": data})
         try:
             async with asyncio.timeout(limit):
                 with contextlib.suppress(ConnectionClosed):  # why it closed may be the next thing to read
-                    await socket.send(dumps(frame.write()).decode("ascii"))
-                answer = Message.read(loads(await socket.recv()), "the frame")
+                    await socket.send(dumps(frame).decode("ascii"))
+                with understood(url):
+                    return Message.read(loads(await socket.recv()), "the frame")
         except (TimeoutError, asyncio.CancelledError) as error:
             # an answer that comes late must not be taken for that to the next frame
             socket.transport.abort()
             self._socket = None
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise NoAnswer(f"{url}/ws: no answer to {kind} within {limit:g} s") from None
+            raise NoAnswer(f"{url}: no answer to {kind} within {limit:g} s") from None
         except ConnectionClosed as error:
-            raise ServerLost(f"{url}/ws broke off during {kind}: {error}") from None
-        except WireError as error:
-            raise EnvironmentFailure(f"{url}/ws answered nonsense to {kind}: {error}") from None
-        body = answer.data
-        if not isinstance(body, dict):
-            raise EnvironmentFailure(f"{url}/ws answered {shown(body, 80)} to {kind}; expected an object with data")
-        if answer.type == "error":
-            raise _failure(url, kind, body)
-        return body
+            raise ServerLost(f"{url} broke off during {kind}: {error}") from None
 
     async def _leave(self, server: Server) -> None:
-        await self._hang_up()
-
-    async def _hang_up(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             with contextlib.suppress(TimeoutError, OSError):
@@ -257,24 +263,15 @@ class OpenEnvEnvironment(RemoteEnvironment):
         if self.action_format == "text":
             return ()
         servers, urls = self._servers, [server.url for server in self.pool.servers]
-        remedy = "Do the servers run, and are they OpenEnv's?"
+        remedy, ask = "Do the servers run, and are they OpenEnv's?", self.client.first_answer
         if servers.schema is None:
-            servers.schema = self.client.first_answer(
-                urls,
-                "/schema",
-                lambda answer: _read_schema(answer, "/schema"),
-                "no OpenEnv server says its schema",
-                remedy,
-            )
+            servers.schema = ask(urls, "/schema", _read_schema, "no OpenEnv server says its schema", remedy)
         if servers.tools is None and takes_tool_calls(servers.schema):
-            servers.tools = self.client.first_answer(
-                urls, "/mcp", lambda answer: read_tools(answer, "/mcp"), "no OpenEnv server lists its tools", remedy,
-                ASK_FOR_TOOLS,
-            )  # fmt: skip
+            servers.tools = ask(urls, "/mcp", read_tools, "no OpenEnv server lists its tools", remedy, ASK_FOR_TOOLS)
         return servers.tools or ()
 
 
-def _read_schema(value: Any, where: str) -> dict[str, Any]:
+def _read_schema(value: Any, where: str = "/schema") -> dict[str, Any]:
     try:
         return Schemas.read(value, "answer").action
     except WireError as error:
@@ -286,7 +283,13 @@ def _read_schema(value: Any, where: str) -> dict[str, Any]:
 def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
     with understood(f"{url}/ws"):
         answer = ErrorData.read(body, "error")
-    message = "; ".join([answer.message, *_details(answer.errors)])[:1000]
+    # what pydantic found wrong, field by field
+    details = [
+        f"{'.'.join(map(str, error['loc']))}: {error.get('msg', '')}"
+        for error in (answer.errors if isinstance(answer.errors, list) else ())
+        if isinstance(error, Mapping) and isinstance(error.get("loc"), list)
+    ]
+    message = "; ".join([answer.message, *details])[:1000]
     if answer.kind == "timeout":
         return EpisodeTimeout(f"{url}: {message}")
     error = ErrorFrame(
@@ -294,12 +297,3 @@ def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
     )
     error.code = answer.code
     return error
-
-
-def _details(errors: Any) -> list[str]:
-    """Return what pydantic found wrong, field by field."""
-    found = []
-    for error in errors if isinstance(errors, list) else ():
-        if isinstance(error, Mapping) and isinstance(error.get("loc"), list):
-            found.append(f"{'.'.join(map(str, error['loc']))}: {error.get('msg', '')}")
-    return found

@@ -13,10 +13,9 @@ from urllib.parse import unquote
 
 from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import SHOWN, Refused
+from uirl.environments.remote.client.http import Refused
 from uirl.environments.remote.client.options import UIVerifiersOptions
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.pictures import whole
 from uirl.environments.remote.protocol.ui_verifiers import (
     CUT,
     DONE,
@@ -41,7 +40,8 @@ from uirl.environments.ui.vocabulary import (
     UIAction,
     Wait,
 )
-from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.errors import EnvironmentFailure
+from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError, loads
@@ -131,7 +131,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self._lease()
         answer = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
         self._since = _since(answer)
-        picture = self._shot = await self._picture(answer)
+        picture = self._shot = await whole(answer.content, str(answer.url))
         self._progress = await self._count()
         goal = (task.goal if task else "") or self.options.prompt
         return Observation("\n".join(filter(None, [goal, _words(answer)])), (picture,))
@@ -156,7 +156,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(
                 f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
             )
-        picture = self._shot = await self._picture(answer)
+        picture = self._shot = await whole(answer.content, str(answer.url))
         before, now = self._progress, await self._count()
         if not now.follows(before):
             raise EnvironmentFailure(
@@ -237,11 +237,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
 
     async def _get(self, url: str, query: dict[str, Any], *, again: bool) -> Any:
         limit = self.options.step_timeout + self.options.delay
-        try:
+        with self._asking(url):
             return await self.client.send("GET", url, params=query, timeout=limit, again=again)
-        except RolloutFailure as error:
-            self._blame(error)
-            raise
 
     def _screenshot_path(self) -> str:
         return f"{self._base}/screenshot" if self._mouse_only else f"{self._base}/act"
@@ -249,16 +246,13 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     def _screenshot_query(self) -> dict[str, Any]:
         return {} if self._mouse_only else {"action_type": "screenshot"}
 
-    async def _picture(self, answer: Any) -> Screenshot:
-        return await whole(answer.content, str(answer.url))
-
     async def _count(self) -> Progress:
         answer = await self._get(f"{self._base}/progress", {}, again=True)
         try:
             return Progress.read(loads(answer.content))
         except WireError as error:
             raise EnvironmentFailure(
-                f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}; expected counts of submissions"
+                f"{self._base}/progress answered {answer.text[:300]!r}: {error}; expected counts of submissions"
             ) from None
 
     def _info(self, progress: Progress) -> dict[str, Any]:

@@ -1,63 +1,70 @@
-"""The native protocol, `/v1`: the nouns as JSON, and every request and answer that holds them."""
+"""The native protocol, `/v1`: the records as JSON, requests, and what is read of the answers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from uirl.environments.remote.protocol.pictures import media_type
-from uirl.environments.remote.protocol.wire import Base64, plain
-from uirl.images import Screenshot
+from uirl.http.wire import Base64, plain
+from uirl.images import Screenshot, media_type
 from uirl.runtime.limits import MAX_CALLS
 from uirl.runtime.wire import Count, Items, Object, Plain, Text, WireAnswer, WireModel
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 PROTOCOL = 1
 
-# -- the nouns ------------------------------------------------------------------------------------------------------
+# -- the records ----------------------------------------------------------------------------------------------------
 
 
-class WireToolCall(WireModel):
-    """A `ToolCall`."""
+class WireRecord(WireModel):
+    """A record of `uirl.types`, field by field under the same names."""
 
+    record: ClassVar[type[Any]]
+    parts: ClassVar[Mapping[str, type[WireRecord]]] = {}
+    """The fields that are lists of other records."""
+
+    @classmethod
+    def of(cls, record: Any, without: Collection[str] = ()) -> Self:
+        """Write a record, but for the fields in `without`. Raises EnvironmentFailure for values without a JSON form."""
+        written: dict[str, Any] = {}
+        for name in cls.model_fields:
+            value: Any = getattr(record, name, None)
+            part = cls.parts.get(name)
+            if part is not None:
+                written[name] = [part.of(one) for one in value]
+            elif name not in without:
+                written[name] = plain(value, name)
+        return cls.model_construct(**written)
+
+    def to_record(self) -> Any:
+        """Return the record."""
+        values = {field.name: getattr(self, field.name) for field in fields(self.record)}
+        return self.record(**values | {name: tuple(one.to_record() for one in values[name]) for name in self.parts})
+
+
+class WireToolCall(WireRecord):
+    record = ToolCall
     name: Text
     arguments: Object = Field(default_factory=dict)
     id: Text = ""
 
-    @classmethod
-    def of(cls, call: ToolCall) -> Self:
-        return cls.model_construct(
-            name=call.name, arguments=plain(call.arguments, f"{call.name}.arguments"), id=call.id
-        )
 
-    def to_call(self) -> ToolCall:
-        return ToolCall(self.name, self.arguments, self.id)
-
-
-class WireAction(WireModel):
-    """An `Action`."""
-
+class WireAction(WireRecord):
+    record = Action
+    parts: ClassVar[Mapping[str, type[WireRecord]]] = {"tool_calls": WireToolCall}
     text: Text = ""
     tool_calls: Annotated[Items[WireToolCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     thought: Text = ""
     parse_error: Text | None = None
 
-    @classmethod
-    def of(cls, action: Action) -> Self:
-        calls = [WireToolCall.of(call) for call in action.tool_calls]
-        return cls.model_construct(
-            text=action.text, tool_calls=calls, thought=action.thought, parse_error=action.parse_error
-        )
 
-    def to_action(self) -> Action:
-        calls = tuple(call.to_call() for call in self.tool_calls)
-        return Action(text=self.text, tool_calls=calls, thought=self.thought, parse_error=self.parse_error)
-
-
-class WireTask(WireModel):
+class WireTask(WireRecord):
     """A `Task`; without its checks for those who must not see them."""
 
+    record = Task
     id: Text
     environment: Text = ""
     goal: Text = ""
@@ -68,45 +75,20 @@ class WireTask(WireModel):
     @model_validator(mode="after")
     def _check_task(self) -> Self:
         try:
-            self.to_task()
+            self.to_record()
         except ValueError as error:
             raise ValueError(f"cannot be used: {error}") from None
         return self
 
-    @classmethod
-    def of(cls, task: Task, *, checks: bool = True) -> Self:
-        shown = {"checks": plain(task.checks, "task.checks")} if checks else {}
-        return cls.model_construct(
-            id=task.id, environment=task.environment, goal=task.goal, tags=list(task.tags), seed=task.seed, **shown
-        )
 
-    def to_task(self) -> Task:
-        return Task(self.id, self.environment, self.goal, self.checks, tuple(self.tags), self.seed)
-
-
-class WireToolResult(WireModel):
-    """A `ToolResult`."""
-
+class WireToolResult(WireRecord):
+    record = ToolResult
     name: Text
     arguments: Object = Field(default_factory=dict)
     success: bool = True
     result: Plain = None
     id: Text = ""
     seconds: float = 0.0
-
-    @classmethod
-    def of(cls, result: ToolResult) -> Self:
-        return cls.model_construct(
-            name=result.name,
-            arguments=plain(result.arguments, f"{result.name}.arguments"),
-            success=result.success,
-            result=plain(result.result, f"{result.name}.result"),
-            id=result.id,
-            seconds=result.seconds,
-        )
-
-    def to_result(self) -> ToolResult:
-        return ToolResult(self.name, self.arguments, self.success, self.result, self.id, self.seconds)
 
 
 class WireImage(WireModel):
@@ -127,44 +109,36 @@ class WireImage(WireModel):
             )
         return self
 
-    def to_screenshot(self) -> Screenshot:
+    def to_record(self) -> Screenshot:
         """Return the picture as it was captured, byte for byte."""
         return self._screenshot
 
 
-class WireObservation(WireModel):
+class WireObservation(WireRecord):
     """An `Observation`; state key and info, which the agent must not see, for graders alone."""
 
+    record = Observation
+    parts: ClassVar[Mapping[str, type[Any]]] = {"tool_results": WireToolResult, "images": WireImage}
     text: Text = ""
     images: Items[WireImage] = Field(default_factory=list)
     tool_results: Items[WireToolResult] = Field(default_factory=list)
     state_key: Text | None = None
     info: Object = Field(default_factory=dict)
 
-    @classmethod
-    def of(cls, observation: Observation, *, info: bool, inline: bool = True) -> Self:
-        """`info`: with what the agent must not see. `inline`: with the bytes of the pictures."""
-        hidden: dict[str, Any] = {}
-        if info and observation.state_key is not None:
-            hidden["state_key"] = observation.state_key
-        if info:
-            hidden["info"] = plain(observation.info, "info")
-        return cls.model_construct(
-            text=observation.text,
-            images=[_image(image, inline=inline) for image in observation.images],
-            tool_results=[WireToolResult.of(result) for result in observation.tool_results],
-            **hidden,
-        )
 
-    def to_observation(self) -> Observation:
-        images = tuple(image.to_screenshot() for image in self.images)
-        results = tuple(result.to_result() for result in self.tool_results)
-        return Observation(self.text, images, self.info, results, self.state_key)
-
-
-def _image(image: Screenshot, *, inline: bool) -> WireImage:
-    data: dict[str, Any] = {"base64": image.data} if inline else {}
-    return WireImage.model_construct(hash=image.hash, media_type=media_type(image.data), **data)
+def show(observation: Observation, *, info: bool, inline: bool = True) -> dict[str, Any]:
+    """Write an observation. `info`: with what the agent must not see. `inline`: with the bytes of the pictures."""
+    hidden: dict[str, Any] = {"info": plain(observation.info, "info")} if info else {}
+    if info and observation.state_key is not None:
+        hidden["state_key"] = observation.state_key  # older readers know no such field
+    images = [
+        WireImage.model_construct(
+            hash=image.hash, media_type=media_type(image.data), **({"base64": image.data} if inline else {})
+        ).write()
+        for image in observation.images
+    ]
+    results = [WireToolResult.of(result).write() for result in observation.tool_results]
+    return {"text": observation.text, "images": images, "tool_results": results, **hidden}
 
 
 # -- requests -------------------------------------------------------------------------------------------------------
@@ -177,13 +151,11 @@ class ResetRequest(WireModel):
     seed: int | None = None
 
 
-class OpenRequest(WireModel):
+class OpenRequest(ResetRequest):
     """`POST /v1/sessions`: a session of a variant, reset at once where it says so or names a task or a seed."""
 
     variant: Text | None = None
     reset: bool = False
-    task: WireTask | None = None
-    seed: int | None = None
 
 
 class StepRequest(WireModel):
@@ -244,25 +216,21 @@ class SessionOpened(WireAnswer):
     """The answer to an `OpenRequest`."""
 
     session: Text
-    number: Count
     lease_seconds: Annotated[float, Field(gt=0)]
-    idle_seconds: Annotated[float, Field(gt=0)]
     fingerprint: Text
     observation: WireObservation | None = None
     """None: it was not reset."""
 
 
 class Observed(WireAnswer):
-    """An answer with what the agent sees; `turn`: steps of the episode so far, where it was asked what it sees now."""
+    """An answer with what the agent sees."""
 
     observation: WireObservation
-    turn: Count | None = None
 
 
-class StepAnswer(WireAnswer):
+class StepAnswer(Observed):
     """The answer to a `StepRequest`."""
 
-    observation: WireObservation
     reward: float | None = None
     """None: the caller may not see rewards."""
     terminated: bool
@@ -272,15 +240,16 @@ class StepAnswer(WireAnswer):
     state: Text | None = None
     """The last state of a session that ended with the step."""
 
-    @classmethod
-    def of(cls, result: StepResult, turn: int, *, graded: bool, inline: bool = True) -> Self:
-        return cls.model_construct(
-            observation=WireObservation.of(result.observation, info=graded, inline=inline),
-            reward=result.reward if graded else None,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            turn=turn,
-        )
+
+def write_step(result: StepResult, turn: int, *, graded: bool, inline: bool = True) -> dict[str, Any]:
+    """Write a `StepAnswer`."""
+    return {
+        "observation": show(result.observation, info=graded, inline=inline),
+        "reward": result.reward if graded else None,
+        "terminated": result.terminated,
+        "truncated": result.truncated,
+        "turn": turn,
+    }
 
 
 class WireScore(WireAnswer):
@@ -306,56 +275,3 @@ class ExpertAnswer(WireAnswer):
     """`POST /v1/sessions/{id}/expert`; None: there is no demonstrator."""
 
     action: WireAction | None = None
-
-
-class LeaseAnswer(WireAnswer):
-    """`POST /v1/sessions/{id}/heartbeat`."""
-
-    lease_seconds: Annotated[float, Field(gt=0)]
-
-
-class SessionSummary(WireAnswer):
-    """A session at a glance; its id, its seed, whose it is and what it earned for graders alone."""
-
-    number: Count
-    door: Text
-    """The protocol it was opened over."""
-    opened: Text
-    episodes: Count
-    turns: Count
-    task: Text | None = None
-    seed: int | None = None
-    terminated: bool
-    truncated: bool
-    broken: bool
-    hash: Text | None = None
-    """Of the last picture."""
-    text: Text
-    session: Text | None = None
-    opened_by: Literal["grader", "agent"] | None = None
-    total_reward: float | None = None
-    success: bool | None = None
-
-
-class Overview(WireAnswer):
-    """`GET /v1/sessions`."""
-
-    sessions: Items[SessionSummary]
-
-
-class LiveOverview(Overview):
-    """`GET /view/sessions`."""
-
-    capacity: Count
-
-
-class Verdict(SessionSummary):
-    """`GET /v1/sessions/{id}/verdict`: how the episode stands."""
-
-    info: Object
-
-
-class ClosedAnswer(WireAnswer):
-    """`DELETE /v1/sessions/{id}`."""
-
-    closed: Text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from uirl.runtime.wire import Count, Items, Text, WireAnswer
+from uirl.runtime.wire import Count, Items, WireAnswer
 
 ROOT_M, ROOT_S = "UI Verifiers Server", "UI Verifiers Session Server"
 """How `GET /` begins."""
@@ -48,16 +48,6 @@ class SessionIds(WireAnswer):
     session_ids: Items[int]
 
 
-class SessionInfo(WireAnswer):
-    """`GET /session/{id}`, and a value of `GET /status` (M)."""
-
-    id: int
-    start_time: Text
-    display: int
-    action_count: Count
-    stop_time: Text | None = None
-
-
 class CountedSubmissions(WireAnswer):
     """`GET /session/{id}/progress` (M), which cannot tell a row that was sent twice."""
 
@@ -70,9 +60,3 @@ class SubmittedRows(WireAnswer):
 
     submitted_row_indices: Items[Count]
     num_incorrect_submissions: Count
-
-
-class Deleted(WireAnswer):
-    """`DELETE /session/{id}` (M)."""
-
-    deleted: int

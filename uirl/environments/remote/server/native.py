@@ -8,40 +8,29 @@ an agent who is told its id, and is reset and closed by graders alone.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from starlette.requests import HTTPConnection
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.protocol.native import (
     PROTOCOL,
-    ClosedAnswer,
     EnvironmentDescription,
-    ExpertAnswer,
-    LeaseAnswer,
-    Observed,
     OpenRequest,
-    Overview,
     ResetRequest,
-    ScoreAnswer,
-    SessionOpened,
-    SessionSummary,
-    StateAnswer,
-    StepAnswer,
     StepRequest,
-    TaskList,
-    Verdict,
     WireAction,
     WireControl,
-    WireObservation,
-    WireScore,
     WireTask,
+    show,
+    write_step,
 )
-from uirl.environments.remote.protocol.pictures import media_type
-from uirl.environments.remote.protocol.wire import plain
-from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
-from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
 from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.http.guard import Refusal, rights_of
+from uirl.http.wire import plain
+from uirl.images import media_type
 from uirl.runtime.wire import WireError, WireModel, dumps, loads
 from uirl.types import Action, Task
 
@@ -82,13 +71,12 @@ class Native:
         """Return what is served, and whether the caller may see rewards."""
         graded = may_grade(request)
         price = {"mistake_reward": self.sessions.environment.mistake_reward} if graded else {}
-        return answer(self.description.model_copy(update={"grades": graded, "scores_now": True, **price}))
+        return answer(self.description.write() | {"grades": graded, "scores_now": True, **price})
 
     async def tasks(self, request: Request) -> Response:
         """Return the environment's tasks; their checks for graders alone."""
-        tasks, graded = self.sessions.environment.tasks(), may_grade(request)
-        wire = None if tasks is None else [WireTask.of(task, checks=graded) for task in tasks]
-        return answer(TaskList.model_construct(tasks=wire))
+        tasks, hidden = self.sessions.environment.tasks(), () if may_grade(request) else ("checks",)
+        return answer({"tasks": None if tasks is None else [WireTask.of(task, hidden).write() for task in tasks]})
 
     async def create(self, request: Request) -> Response:
         """Open a session; it is reset at once where `reset` is true or `task` or `seed` is given."""
@@ -105,19 +93,16 @@ class Native:
         if wanted.reset or task is not None or wanted.seed is not None:
             try:
                 await self.sessions.reset(lease, task, wanted.seed)
-                opened["observation"] = self._shown(lease, request)
+                opened["observation"] = _shown(lease, request)
             except BaseException:  # nobody is told its id: it would only wait for its lease to run out
                 await self.sessions.close(lease, "reset: it failed")
                 raise
-        return answer(SessionOpened.model_construct(**opened), 201)
+        return answer(opened, 201)
 
     async def overview(self, request: Request) -> Response:
         """Return the sessions; their ids, with which one could play them, and what they earned for graders alone."""
         graded = may_grade(request)
-        sessions = [
-            SessionSummary.model_construct(**describe_lease(lease, graded=graded)) for lease in self.sessions.active
-        ]
-        return answer(Overview.model_construct(sessions=sessions))
+        return answer({"sessions": [describe_lease(lease, graded=graded) for lease in self.sessions.active]})
 
     async def reset(self, id: str, request: Request) -> Response:
         """Return the first observation of a new episode."""
@@ -125,7 +110,7 @@ class Native:
         require_owner(request, lease.graders)
         wanted = await _read(ResetRequest, request)
         await self.sessions.reset(lease, task_of(wanted.task, graded=may_grade(request)), wanted.seed)
-        return answer(Observed.model_construct(observation=self._shown(lease, request)))
+        return answer({"observation": _shown(lease, request)})
 
     async def step(self, id: str, request: Request) -> Response:
         """Return the answer to an action. `close`: 'never' (default), 'done' ends the session with the
@@ -135,10 +120,10 @@ class Native:
         if wanted.close != "never":
             require_owner(request, lease.graders)
         inline = _inline(request)
-        result = await self.sessions.step(lease, wanted.action.to_action(), wanted.turn)
-        stepped = StepAnswer.of(result, lease.turns, graded=may_grade(request), inline=inline)
+        result = await self.sessions.step(lease, wanted.action.to_record(), wanted.turn)
+        stepped = write_step(result, lease.turns, graded=may_grade(request), inline=inline)
         if wanted.close == "after" or (wanted.close == "done" and result.done):
-            stepped = stepped.model_copy(update={"state": await self.sessions.state_description(lease)})
+            stepped["state"] = await self.sessions.state_description(lease)
             await self.sessions.close(lease, "client")
         return answer(stepped)
 
@@ -148,20 +133,20 @@ class Native:
         require_grader(request)
         lease = self._lease(id)
         scored = await self.sessions.score(lease)
-        score = None if scored is None else WireScore.model_construct(reward=scored[0], info=plain(scored[1], "info"))
+        score = None if scored is None else {"reward": scored[0], "info": plain(scored[1], "info")}
         await self.sessions.close(lease, "client")
-        return answer(ScoreAnswer.model_construct(score=score))
+        return answer({"score": score})
 
     async def heartbeat(self, id: str) -> Response:
         """Renew the lease."""
         self._lease(id)
-        return answer(LeaseAnswer.model_construct(lease_seconds=self.sessions.settings.lease))
+        return answer({"lease_seconds": self.sessions.settings.lease})
 
     async def observation(self, id: str, request: Request) -> Response:
         """Return what the agent sees now, again."""
         lease = self._lease(id)
         self.sessions.touch(lease)
-        return answer(Observed.model_construct(observation=self._shown(lease, request), turn=lease.turns))
+        return answer({"observation": _shown(lease, request), "turn": lease.turns})
 
     async def image(self, id: str, hash: str) -> Response:
         """Return the bytes of a picture of the current observation."""
@@ -170,56 +155,76 @@ class Native:
         for picture in lease.observation.images if lease.observation else ():
             if picture.hash == hash:
                 return Response(picture.data, media_type=media_type(picture.data))
-        raise NoSession("the current observation has no such picture")
+        raise Refusal(404, "session", "the current observation has no such picture")
 
     async def state(self, id: str) -> Response:
         """Return the environment's state as text."""
-        return answer(StateAnswer.model_construct(text=await self.sessions.state_description(self._lease(id))))
+        return answer({"text": await self.sessions.state_description(self._lease(id))})
 
     async def expert(self, id: str, request: Request) -> Response:
         """Return what a demonstrator would do now."""
         require_grader(request)
         action = await self.sessions.expert_action(self._lease(id))
-        return answer(ExpertAnswer.model_construct(action=None if action is None else WireAction.of(action)))
+        return answer({"action": None if action is None else WireAction.of(action).write()})
 
     async def verdict(self, id: str, request: Request) -> Response:
         """Return how the episode stands."""
         require_grader(request)
         lease = self._lease(id)
         info = lease.observation.info if lease.observation else {}
-        return answer(Verdict.model_construct(**describe_lease(lease, graded=True), info=plain(info, "info")))
+        return answer({**describe_lease(lease, graded=True), "info": plain(info, "info")})
 
     async def close(self, id: str, request: Request) -> Response:
         """End a session."""
         lease = self._lease(id)
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")
-        return answer(ClosedAnswer.model_construct(closed=id))
-
-    # -- inside --------------------------------------------------------------------------------------------------
+        return answer({"closed": id})
 
     def _lease(self, id: str) -> Lease:
         lease = self.sessions.find(id)
         if lease.protocol != "native":
-            raise NoSession("no such session")
+            raise Refusal(404, "session", "no such session")
         return lease
 
-    def _shown(self, lease: Lease, request: Request) -> WireObservation:
-        if lease.observation is None:
-            raise OutOfTurn("there is no observation yet; reset the session first")
-        return WireObservation.of(lease.observation, info=may_grade(request), inline=_inline(request))
+
+def may_grade(connection: HTTPConnection) -> bool:
+    """Return whether the request may see rewards, progress and checks."""
+    return "grader" in rights_of(connection)
 
 
-def answer(model: WireModel, status: int = 200) -> Response:
+def require_grader(connection: HTTPConnection) -> None:
+    """Raise a Refusal (403) unless the request has grader rights."""
+    if not may_grade(connection):
+        raise Refusal(
+            403,
+            "rights",
+            "this needs the grader's token: rewards, progress, verdicts, demonstrations and the checks of a task are "
+            "not the agent's to see (serve --grader-token-env names it)",
+        )
+
+
+def require_owner(connection: HTTPConnection, opened_by_grader: bool) -> None:
+    """Raise a Refusal (403) where an agent would reset or close the session of a grader."""
+    if opened_by_grader and not may_grade(connection):
+        raise Refusal(
+            403,
+            "rights",
+            "a grader opened this session: only a grader resets or closes it, for its verdict is about the instance "
+            "that the grader chose; open a session of your own",
+        )
+
+
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer in JSON."""
-    return Response(dumps(model.write()), status, media_type="application/json")
+    return Response(dumps(value), status, headers, media_type="application/json")
 
 
 def task_of(wire: WireTask | None, *, graded: bool) -> Task | None:
-    """Return the task that a client asks for. Raises NotAllowed where an agent sends checks."""
-    task = None if wire is None else wire.to_task()
+    """Return the task that a client asks for. Raises a Refusal (403) where an agent sends checks."""
+    task: Task | None = None if wire is None else wire.to_record()
     if task is not None and task.checks and not graded:
-        raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
+        raise Refusal(403, "rights", "a task with checks needs the grader's token: who sets the checks grades itself")
     return task
 
 
@@ -244,7 +249,7 @@ def describe_environment(name: str, environment: BaseEnvironment) -> Environment
 
 
 def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
-    """Return the fields of a `SessionSummary`; `graded`: with its id, its seed, whose it is and what it earned."""
+    """Return a session at a glance; `graded`: with its id, its seed, whose it is and what it earned."""
     fields: dict[str, Any] = {
         "number": lease.number,
         "door": lease.protocol,
@@ -269,16 +274,20 @@ def _control(control: BaseEnvironment | Action | str) -> WireControl:
     """Return a control as clients play it: an action as it is, an environment as the name of a variant."""
     if isinstance(control, BaseEnvironment):
         return WireControl.model_construct(variant=True)
-    return (
-        WireControl.model_construct(action=WireAction.of(control))
-        if isinstance(control, Action)
-        else WireControl.model_construct(text=control)
-    )
+    if isinstance(control, Action):
+        return WireControl.model_construct(action=WireAction.of(control))
+    return WireControl.model_construct(text=control)
 
 
 async def _read(model: type[M], request: Request) -> M:
     body = await request.body()
     return model.read(loads(body) if body.strip() else {}, "body")
+
+
+def _shown(lease: Lease, request: Request) -> dict[str, Any]:
+    if lease.observation is None:
+        raise Refusal(409, "order", "there is no observation yet; reset the session first")
+    return show(lease.observation, info=may_grade(request), inline=_inline(request))
 
 
 def _inline(request: Request) -> bool:

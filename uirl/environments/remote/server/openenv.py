@@ -13,27 +13,20 @@ from typing import Any
 
 from fastapi import APIRouter, Response, WebSocket, WebSocketDisconnect
 
-from uirl.environments.remote.protocol.openenv_messages import (
+from uirl.environments.remote.protocol.openenv import (
     ACTION_SCHEMA,
     OBSERVATION_SCHEMA,
     STATE_SCHEMA,
-    ErrorData,
-    FrameData,
-    Message,
-    Metadata,
-    NoTools,
     ResetData,
-    Schemas,
-    StateData,
     StepData,
+    write_frame,
 )
-from uirl.environments.remote.server.access import may_grade
-from uirl.environments.remote.server.native import answer, describe_environment, task_of
-from uirl.environments.remote.server.problems import Full, Refusal, SessionOver
-from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.environments.remote.server.native import answer, describe_environment, may_grade, task_of
+from uirl.environments.remote.server.sessions import Full, Lease, SessionOver, Sessions
 from uirl.errors import ContractError, RolloutFailure
+from uirl.http.guard import Refusal
 from uirl.runtime.limits import shown
-from uirl.runtime.wire import WireError, WireModel, dumps, loads
+from uirl.runtime.wire import WireError, dumps, loads
 from uirl.types import Task
 
 
@@ -54,14 +47,11 @@ class OpenEnv:
     async def metadata(self) -> Response:
         description = describe_environment(self.sessions.settings.environment, self.sessions.environment)
         purpose = (type(self.sessions.environment).__doc__ or "").strip().split("\n")[0]
-        return answer(
-            Metadata.model_construct(
-                name=description.name, description=purpose, version=str(description.protocol), uirl=description
-            )
-        )
+        about = {"name": description.name, "description": purpose, "version": str(description.protocol)}
+        return answer({**about, "uirl": description.write()})
 
     async def schema(self) -> Response:
-        return answer(Schemas(action=ACTION_SCHEMA, observation=OBSERVATION_SCHEMA, state=STATE_SCHEMA))
+        return answer({"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
 
     async def socket(self, socket: WebSocket) -> None:
         """One session, from the first frame to the end of the connection."""
@@ -146,25 +136,25 @@ class Connection:
             await _send(self._socket, kind, reply)
         return True
 
-    async def _reset(self, data: Any) -> WireModel:
+    async def _reset(self, data: Any) -> dict[str, Any]:
         wanted = ResetData.read(data, "data")
         self._episode = wanted.episode_id or secrets.token_hex(8)
         observation = await self._sessions.reset(self._lease, self._task(wanted), wanted.seed)
-        return FrameData.of(observation, None, (False, False), graded=self._graded)
+        return write_frame(observation, None, (False, False), graded=self._graded)
 
-    async def _step(self, data: Any) -> WireModel:
-        result = await self._sessions.step(self._lease, StepData.read(data, "data").to_action())
+    async def _step(self, data: Any) -> dict[str, Any]:
+        result = await self._sessions.step(self._lease, StepData.read(data, "data").to_record())
         ends = (result.terminated, result.truncated)
-        return FrameData.of(result.observation, result.reward, ends, graded=self._graded)
+        return write_frame(result.observation, result.reward, ends, graded=self._graded)
 
-    async def _state(self, data: Any) -> WireModel:
+    async def _state(self, data: Any) -> dict[str, Any]:
         self._sessions.find(self._lease.id)
-        return StateData.model_construct(episode_id=self._episode, step_count=self._lease.turns)
+        return {"episode_id": self._episode, "step_count": self._lease.turns}
 
-    async def _mcp(self, data: Any) -> WireModel:
+    async def _mcp(self, data: Any) -> dict[str, Any]:
         id = data.get("id") if isinstance(data, Mapping) else None
         problem = {"code": -32601, "message": "this environment has no tools over MCP; step it"}
-        return NoTools.model_construct(jsonrpc="2.0", id=id, error=problem)
+        return {"jsonrpc": "2.0", "id": id, "error": problem}
 
     def _task(self, wanted: ResetData) -> Task | None:
         name = wanted.task_id or wanted.task_name
@@ -178,9 +168,9 @@ class Connection:
         raise WireError(f"the environment has no task {shown(name)}")
 
 
-async def _send(socket: WebSocket, type: str, data: WireModel) -> None:
-    await socket.send_text(dumps(Message.model_construct(type=type, data=data.write()).write()).decode("ascii"))
+async def _send(socket: WebSocket, type: str, data: dict[str, Any]) -> None:
+    await socket.send_text(dumps({"type": type, "data": data}).decode("ascii"))
 
 
 async def _fail(socket: WebSocket, code: str, message: str, **more: Any) -> None:
-    await _send(socket, "error", ErrorData.model_construct(message=message, code=code, **more))
+    await _send(socket, "error", {"message": message, "code": code, **more})

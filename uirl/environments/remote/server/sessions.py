@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,12 +15,13 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.protocol.ui_verifiers import SubmittedRows
-from uirl.environments.remote.protocol.wire import plain
 from uirl.environments.remote.server.counters import Counters
-from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.http.guard import Refusal
+from uirl.http.leases import Leases
+from uirl.http.wire import plain
 from uirl.images import Screenshot
 from uirl.runtime.limits import in_words, shown
 from uirl.runtime.wire import WireError
@@ -30,8 +31,27 @@ WARM = 60.0
 """Seconds that an instance without a session is kept for the next one."""
 RETRY_AFTER = 1.0
 """Seconds after which a client that was refused may ask again: sessions end all the time."""
-REMEMBERED = 1000
-"""Sessions that are over and of which it is still known why."""
+
+
+class SessionOver(Refusal):
+    """A session that was closed by the server."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(410, "lease", f"the session is over: {why}")
+
+
+class Full(Refusal):
+    """All sessions are taken."""
+
+    def __init__(self, active: int, capacity: int) -> None:
+        super().__init__(
+            503,
+            "capacity",
+            f"all {capacity} sessions are taken ({active} active); try again later, or start servers with more "
+            "(--sessions)",
+            retry_after=RETRY_AFTER,
+        )
+        self.active, self.capacity = active, capacity
 
 
 @dataclass(slots=True)
@@ -73,10 +93,10 @@ class Lease:
     """When the client last called, by the server's clock."""
     touched: float
     """When it last played or looked."""
-    leased: bool
-    """Whether it ends without calls; False: the protocol has no heartbeat, or a socket is one."""
-    idles: bool
-    """Whether it ends when nobody plays."""
+    lease_seconds: float
+    """Without calls it ends after so many; inf: the protocol has no heartbeat, or a socket is one."""
+    idle_seconds: float
+    """Without being played it ends after so many."""
     graders: bool = False
     """Whether a grader opened it: an agent may then play it, and neither reset nor close it, for the verdict is about
     the instance that the grader chose."""
@@ -104,6 +124,14 @@ class Lease:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    def overdue(self, now: float) -> str | None:
+        """Return why it ends at that time; None: it does not. A call that it is in is never taken for idleness."""
+        if self.lock.locked():
+            return None
+        if now - self.renewed > self.lease_seconds:
+            return f"lease: no call for {self.lease_seconds:g} s"
+        return f"idle: not played for {self.idle_seconds:g} s" if now - self.touched > self.idle_seconds else None
 
     def begin(self, observation: Observation, task: Task | None, seed: int | None) -> None:
         """Note a new episode."""
@@ -142,22 +170,17 @@ class Sessions:
     ) -> None:
         """`environment` is the template: sessions play what it spawns."""
         self.environment, self.settings, self.counters = environment, settings, counters
-        self._clock = clock
-        self._active: dict[str, Lease] = {}
+        self.clock = clock
+        self.active: Leases[Lease] = Leases(settings.sessions, lambda lease: lease.overdue(self.clock()))
+        """Every session that holds an environment."""
         self._warm: list[tuple[float, EnvironmentSession]] = []
         """Instances that nobody plays, and since when: the next session takes one over."""
-        self._over: OrderedDict[str, str] = OrderedDict()
         self._closing: dict[str, asyncio.Future[None]] = {}
         """Sessions that are being closed, by id."""
         self._discarding: set[asyncio.Future[None]] = set()
         """Instances that are being closed."""
         self._opened = 0
         self._closed = False
-
-    @property
-    def active(self) -> list[Lease]:
-        """Every session that holds an environment, oldest first."""
-        return list(self._active.values())
 
     @property
     def warm(self) -> int:
@@ -169,34 +192,31 @@ class Sessions:
     ) -> Lease:
         """Open a session; its environment is made, or taken over from one that is over, but not reset.
 
-        `graders`: whether a grader opens it. `variant`: name of one of the environment's controls. Raises Full, Refusal
-        for an unknown variant, and EnvironmentFailure where the environment cannot be copied.
+        `graders`: whether a grader opens it. `leased`: it ends without calls. `idles`: it ends when nobody plays.
+        `variant`: name of one of the environment's controls. Raises Full, Refusal for an unknown variant, and
+        EnvironmentFailure where the environment cannot be copied.
         """
-        if self._closed or len(self._active) >= self.settings.sessions:
+        if self._closed or self.active.full:
             self.counters.add("uirl_sessions_refused_total")
-            raise Full(len(self._active), self.settings.sessions, RETRY_AFTER)
+            raise Full(len(self.active), self.settings.sessions)
         spawn = self._template(variant).spawn
-        now = self._clock()
+        now = self.clock()
         session = self._warm.pop()[1] if self._warm and variant is None else self._session(spawn)
         self._opened += 1
+        seconds = (self.settings.lease if leased else math.inf, self.settings.idle if idles else math.inf)
         id = secrets.token_urlsafe(18)
-        lease = Lease(id, self._opened, protocol, session, spawn, variant, now, now, leased, idles, graders)
-        self._active[lease.id] = lease
+        lease = Lease(id, self._opened, protocol, session, spawn, variant, now, now, *seconds, graders)
         self.counters.add("uirl_sessions_opened_total", door=protocol)
-        return lease
+        return self.active.add(id, lease)
 
     def find(self, id: str) -> Lease:
-        """Return the session of that id, its lease renewed. Raises NoSession, or SessionOver with the reason."""
-        lease = self._active.get(id)
-        if lease is None:
-            why = self._over.get(id)
-            if why is None:
-                raise NoSession("no such session")
-            raise SessionOver(f"the session is over: {why}")
-        why = self._overdue(lease)
+        """Return the session of that id, its lease renewed. Raises a Refusal (404), or SessionOver with the reason."""
+        lease, why = self.active.get(id), self.active.why_over(id)
         if why is not None:
-            raise SessionOver(f"the session is over: {why}")
-        lease.renewed = self._clock()
+            raise SessionOver(why)
+        if lease is None:
+            raise Refusal(404, "session", "no such session")
+        lease.renewed = self.clock()
         return lease
 
     async def reset(self, lease: Lease, task: Task | None, seed: int | None) -> Observation:
@@ -215,11 +235,13 @@ class Sessions:
             return observation
 
     async def step(self, lease: Lease, action: Action, turn: int | None = None) -> StepResult:
-        """Return what the environment answers. `turn`: the number of steps the client knows of; another one raises
-        OutOfTurn, so that a step that somebody sends twice is taken once."""
+        """Return what the environment answers. `turn`: the number of steps the client knows of; another one is a
+        Refusal (409), so that a step that somebody sends twice is taken once."""
         async with self._calling(lease, "step"):
             if turn is not None and turn != lease.turns:
-                raise OutOfTurn(f"step {turn} of the episode was asked for, but {lease.turns} were taken so far")
+                raise Refusal(
+                    409, "order", f"step {turn} of the episode was asked for, but {lease.turns} were taken so far"
+                )
             result = await lease.session.step(action)
             lease.note(result)
             return result
@@ -241,13 +263,13 @@ class Sessions:
 
     def touch(self, lease: Lease) -> None:
         """Note that the client looked: the session is not idle."""
-        lease.touched = lease.renewed = self._clock()
+        lease.touched = lease.renewed = self.clock()
 
     async def close(self, lease: Lease, why: str) -> None:
         """End a session and free its environment, after the call that it may be in. Twice is fine; who is cancelled
         here does not stop it.
         """
-        if lease.id not in self._active:
+        if self.active.get(lease.id) is None:
             return
         closing = self._closing.get(lease.id)
         if closing is None:
@@ -261,22 +283,18 @@ class Sessions:
                 if lease.session.broken or lease.variant is not None or self._closed:
                     await self._discard(lease.session)
                 else:
-                    self._warm.append((self._clock(), lease.session))
+                    self._warm.append((self.clock(), lease.session))
         finally:
             self._closing.pop(lease.id, None)
-            self._active.pop(lease.id, None)
-            self._over[lease.id] = why
-            while len(self._over) > REMEMBERED:
-                self._over.popitem(last=False)
+            self.active.end(lease.id, why)
             self.counters.add("uirl_sessions_closed_total", reason=why.split(":")[0])
             if lease.on_close is not None:
                 lease.on_close()
 
     async def reap(self) -> None:
         """Close the sessions and the instances that nobody uses any more."""
-        overdue = [(lease, why) for lease in self.active if (why := self._overdue(lease)) is not None]
-        await asyncio.gather(*[self.close(lease, why) for lease, why in overdue])
-        long_ago = self._clock() - min(WARM, self.settings.idle)
+        await asyncio.gather(*[self.close(lease, why) for lease, why in self.active.overdue()])
+        long_ago = self.clock() - min(WARM, self.settings.idle)
         cold = [session for since, session in self._warm if since < long_ago]
         self._warm = [(since, session) for since, session in self._warm if since >= long_ago]
         await asyncio.gather(*[self._discard(session) for session in cold])
@@ -306,7 +324,7 @@ class Sessions:
             return self.environment
         found = self.environment.controls().get(variant)
         if not isinstance(found, BaseEnvironment):
-            raise Refusal(f"the environment has no variant {shown(variant)}")
+            raise Refusal(400, "request", f"the environment has no variant {shown(variant)}")
         return found
 
     def _session(self, spawn: Callable[[], BaseEnvironment]) -> EnvironmentSession:
@@ -339,12 +357,12 @@ class Sessions:
         """Return one call at a time; timed, counted, and never taken for idleness."""
         async with lease.lock:
             if lease.over is not None:
-                raise SessionOver(f"the session is over: {lease.over}")
+                raise SessionOver(lease.over)
             started = time.perf_counter()
             try:
                 # an instance that was taken over still stands in the episode of somebody else
                 if lease.observation is None and method != "reset":
-                    raise OutOfTurn("the session has no episode yet; reset it first")
+                    raise Refusal(409, "order", "the session has no episode yet; reset it first")
                 yield
             except RolloutFailure as failure:
                 self.counters.add("uirl_failures_total", kind=failure.kind)
@@ -356,13 +374,3 @@ class Sessions:
                 self.counters.add("uirl_calls_total", method=method)
                 self.counters.took(method, time.perf_counter() - started)
                 self.touch(lease)
-
-    def _overdue(self, lease: Lease) -> str | None:
-        if lease.lock.locked():
-            return None
-        now = self._clock()
-        if lease.leased and now - lease.renewed > self.settings.lease:
-            return f"lease: no call for {self.settings.lease:g} s"
-        if lease.idles and now - lease.touched > self.settings.idle:
-            return f"idle: not played for {self.settings.idle:g} s"
-        return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from uirl.errors import ConfigError
+from uirl.http.server import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,7 @@ class ServerSettings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False  # a name: nobody knows what it will resolve to
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
 
-from uirl.environments.remote.protocol.pictures import as_png
 from uirl.environments.remote.protocol.ui_verifiers import (
     CUT,
     DONE,
@@ -32,18 +31,13 @@ from uirl.environments.remote.protocol.ui_verifiers import (
     ROOT_S,
     SINCE,
     TEXT,
-    CountedSubmissions,
-    Deleted,
     Mouse,
     MouseAndKeyboard,
-    SessionIds,
-    SessionInfo,
-    SubmittedRows,
 )
-from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
-from uirl.environments.remote.server.problems import Full
-from uirl.environments.remote.server.sessions import RETRY_AFTER, Lease, Sessions
+from uirl.environments.remote.server.native import may_grade, require_grader, require_owner
+from uirl.environments.remote.server.sessions import Full, Lease, Sessions
 from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.images import Screenshot, media_type, screenshot
 from uirl.types import Action
 
 VERSION = "0.1.0"
@@ -69,14 +63,14 @@ class Numbered:
     actions: int = 0
     stop: datetime | None = None
 
-    def info(self) -> SessionInfo:
-        return SessionInfo(
-            id=self.id,
-            start_time=self.start.isoformat(),
-            display=9 + self.id,  # the original counts X displays from :10
-            action_count=self.actions,
-            stop_time=self.stop.isoformat() if self.stop else None,
-        )
+    def info(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "start_time": self.start.isoformat(),
+            "display": 9 + self.id,  # the original counts X displays from :10
+            "action_count": self.actions,
+            "stop_time": self.stop.isoformat() if self.stop else None,
+        }
 
 
 class UIVerifiers:
@@ -126,17 +120,17 @@ class UIVerifiers:
     async def root_m(self) -> Response:
         return PlainTextResponse(f"{ROOT_M} v{VERSION}")
 
-    async def status(self) -> dict[str, SessionInfo]:
+    async def status(self) -> dict[str, Any]:
         return {str(one.id): one.info() for one in self._numbered.values()}
 
     async def create(
         self, request: Request, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
-    ) -> SessionIds:
+    ) -> dict[str, list[int]]:
         if type not in self.types:
             expected = " or ".join(repr(name) for name in sorted(self.types))
             raise _unprocessable("enum", "type", f"Input should be {expected}", type)
         if n > self.sessions.settings.sessions - len(self.sessions.active):
-            raise Full(len(self.sessions.active), self.sessions.settings.sessions, RETRY_AFTER)
+            raise Full(len(self.sessions.active), self.sessions.settings.sessions)
         opened: list[Numbered] = []
         try:
             for _ in range(n):  # all at once: another request may come while the first of them starts
@@ -147,9 +141,9 @@ class UIVerifiers:
             for one in opened:
                 await self.sessions.close(one.lease, "reset: another session of the request failed")
             raise
-        return SessionIds(session_ids=[one.id for one in opened])
+        return {"session_ids": [one.id for one in opened]}
 
-    async def look(self, id: int) -> SessionInfo:
+    async def look(self, id: int) -> dict[str, Any]:
         if id not in self._numbered:
             raise _not_found()
         return self._numbered[id].info()
@@ -165,16 +159,16 @@ class UIVerifiers:
         self.sessions.touch(one.lease)
         return _picture(one.lease)
 
-    async def progress_m(self, id: int, request: Request) -> CountedSubmissions:
+    async def progress_m(self, id: int, request: Request) -> dict[str, int]:
         require_grader(request)
         progress = self._running(id).lease.progress
-        return CountedSubmissions(num_correct_submissions=len(progress.rows), num_incorrect_submissions=progress.wrong)
+        return {"num_correct_submissions": len(progress.rows), "num_incorrect_submissions": progress.wrong}
 
-    async def delete(self, id: int, request: Request) -> Deleted:
+    async def delete(self, id: int, request: Request) -> dict[str, int]:
         lease = self._running(id).lease
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")
-        return Deleted(deleted=id)
+        return {"deleted": id}
 
     async def vnc(self) -> None:
         return None
@@ -205,10 +199,10 @@ class UIVerifiers:
         parameters = {"x": x, "y": y, "text": text, "keys": keys, "direction": direction}
         return await self._act(self._proxied(id), str(action_type), parameters)
 
-    async def progress_s(self, request: Request, id: str | None = None) -> SubmittedRows:
+    async def progress_s(self, request: Request, id: str | None = None) -> dict[str, Any]:
         require_grader(request)
         progress = self._proxied(id).lease.progress
-        return SubmittedRows(submitted_row_indices=progress.rows, num_incorrect_submissions=progress.wrong)
+        return {"submitted_row_indices": progress.rows, "num_incorrect_submissions": progress.wrong}
 
     # -- both ----------------------------------------------------------------------------------------------------
 
@@ -300,6 +294,16 @@ def _picture(lease: Lease) -> Response:
         if observation.info.get("out_of_turns") is True:
             headers[CUT] = "out_of_turns"
     return Response(as_png(lease.picture), media_type="image/png", headers=headers)
+
+
+def as_png(image: Screenshot) -> bytes:
+    """Return the picture as PNG; the same bytes where it is a plain one. Raises EnvironmentFailure for what is no
+    picture."""
+    try:
+        data = image.plain()
+        return data if media_type(data) == "image/png" else screenshot(image.open()).data
+    except ValueError as error:
+        raise EnvironmentFailure(f"the environment's picture cannot be used: {error}") from error
 
 
 def _not_found() -> HTTPException:

@@ -70,7 +70,7 @@ export function plain(value) {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 1) ?? String(value));
 }
 
-// what cannot be seen, and what turns round what stands beside it; line ends and tabs are text. As in viewer/unseen.py
+// what cannot be seen, and what turns round what stands beside it; line ends and tabs are text. As in viewer/export.py
 const NEVER =
   "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f" +
   "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}" +

@@ -38,12 +38,8 @@ function Frame({ run, member, turn }) {
   const address = href.trajectory(run, member.id, turn.index);
   const hash = turn.images.at(-1);
   const once = (event) => event.detail === 1 && !event.ctrlKey && !event.metaKey && event.preventDefault();
-  const image = html`
-    <img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />
-  `;
-  const words = html`
-    <span class="noimage">${(turn.observation_text ?? "").slice(0, 80) || "no picture"}</span>
-  `;
+  const image = html`<img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />`;
+  const words = html`<span class="noimage">${(turn.observation_text ?? "").slice(0, 80) || "no picture"}</span>`;
   return html`
     <a href=${address} tabindex="-1" onClick=${once} onDblClick=${() => go(address)}>
       <span class="hidden">turn ${turn.index} of ${short(member.id)}</span>
@@ -59,28 +55,15 @@ function Cell({ run, turn, member, selected, fork, parts, choose }) {
   }, [selected]);
   const column = fork ? "fork" : "";
   if (turn === null)
-    return html`
-      <${Hole} selected=${selected} fork=${column} place=${place} choose=${choose} />
-    `;
+    return html`<${Hole} selected=${selected} fork=${column} place=${place} choose=${choose} />`;
   const wrong = !turn.ends && member.label?.error_step === turn.index;
   return html`
     <td class=${column} aria-selected=${selected ? "true" : "false"} ref=${place} onClick=${choose}>
       <${Frame} run=${run} member=${member} turn=${turn} />
       <span class="under">
         <b>${turn.index}</b>
-        ${
-          wrong &&
-          html`
-            <${Chip} tone="bad">error<//>
-          `
-        }
-        ${
-          parts &&
-          !wrong &&
-          html`
-            <${Chip} tone="warn">parts<//>
-          `
-        }
+        ${wrong && html`<${Chip} tone="bad">error<//>`}
+        ${parts && !wrong && html`<${Chip} tone="warn">parts<//>`}
         <span class="what" title=${turn.action_text}>${turn.ends ? "end" : turn.action_text}</span>
       </span>
     </td>
@@ -114,25 +97,14 @@ function GridHead({ columns, forks }) {
     <th key=${c} scope="col" class=${forks.has(c) ? "fork" : ""}>
       ${
         forks.has(c)
-          ? html`
-              <${Chip} tone="warn">fork<//>
-            `
+          ? html`<${Chip} tone="warn">fork<//>`
           : column.same
             ? c
-            : html`
-                <span title="screens that only one episode saw">${c} ≠</span>
-              `
+            : html`<span title="screens that only one episode saw">${c} ≠</span>`
       }
     </th>
   `;
-  return html`
-    <thead>
-      <tr>
-        <th scope="col"><span class="hidden">episode</span></th>
-        ${columns.map(cell)}
-      </tr>
-    </thead>
-  `;
+  return html`<thead><tr><th scope="col"><span class="hidden">episode</span></th>${columns.map(cell)}</tr></thead>`;
 }
 
 function Grid({ run, group, rows, at, setAt }) {
@@ -236,26 +208,15 @@ function Shown({ run, group }) {
       <${Problem} error=${labels.error} />
       ${
         group.count > rows.length &&
-        html`
-          <p class="note">The first ${rows.length} of ${group.count} episodes are shown here. The list has all.</p>
-        `
+        html`<p class="note">The first ${rows.length} of ${group.count} episodes are shown here. The list has all.</p>`
       }
       <${Hint} fork=${group.forks.length > 0} members=${group.members} />
       ${
         rows.length === 0
-          ? html`
-              <${Empty}>This group has no episodes.<//>
-            `
-          : html`
-              <${Grid} run=${run} group=${group} rows=${rows} at=${at} setAt=${setAt} />
-            `
+          ? html`<${Empty}>This group has no episodes.<//>`
+          : html`<${Grid} run=${run} group=${group} rows=${rows} at=${at} setAt=${setAt} />`
       }
-      ${
-        group.forks.length > 0 &&
-        html`
-          <${Fork} run=${run} group=${group} rows=${rows} label=${labels.change} />
-        `
-      }
+      ${group.forks.length > 0 && html`<${Fork} run=${run} group=${group} rows=${rows} label=${labels.change} />`}
     </main>
   `;
 }
@@ -263,14 +224,8 @@ function Shown({ run, group }) {
 export function Group({ run, group: id }) {
   const { data, error, reload } = useData(of(run, "groups", id));
   if (error && data === null)
-    return html`
-      <main class="page"><${Problem} error=${error} retry=${reload} /></main>
-    `;
+    return html`<main class="page"><${Problem} error=${error} retry=${reload} /></main>`;
   if (data === null)
-    return html`
-      <main class="page"><${Busy} what="Aligning the group" /></main>
-    `;
-  return html`
-    <${Shown} key=${data.group_id} run=${run} group=${data} />
-  `;
+    return html`<main class="page"><${Busy} what="Aligning the group" /></main>`;
+  return html`<${Shown} key=${data.group_id} run=${run} group=${data} />`;
 }

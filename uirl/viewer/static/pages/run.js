@@ -54,30 +54,18 @@ function Figures({ run, info, answer }) {
       ${
         info &&
         !ended &&
-        html`
-          <${Figure} name="success in evaluations" title="of the newest evaluation"><${HeldOut} run=${info} /><//>
-        `
+        html`<${Figure} name="success in evaluations" title="of the newest evaluation"><${HeldOut} run=${info} /><//>`
       }
       <${Figure} name="training success" title="of the episodes of the newest update">
         ${percent(newest(run, "success") ?? info?.training_success)}
       <//>
       <${Figure} name="reward">${number(newest(run, "reward"), 3)}<//>
       <${Figure} name="trajectories">
-        <a href=${href.trajectories(run.key)}>${number(run.trajectories ?? info?.trajectories ?? null)}</a>
+        <a href=${href.trajectories(run.key)}>${number(info?.trajectories ?? null)}</a>
       <//>
-      ${
-        speed !== null &&
-        html`
-          <${Figure} name="tokens/s">${number(Math.round(speed))}<//>
-        `
-      }
+      ${speed !== null && html`<${Figure} name="tokens/s">${number(Math.round(speed))}<//>`}
       <${Figure} name="updated">${ago(info?.updated)}<//>
-      ${
-        software &&
-        html`
-          <${Figure} name="software">${software}<//>
-        `
-      }
+      ${software && html`<${Figure} name="software">${software}<//>`}
     </dl>
   `;
 }
@@ -91,10 +79,7 @@ function Controls({ axis, setAxis, weight, setWeight, runs, keys, search, setSea
         label="horizontal axis"
         value=${axis}
         choose=${setAxis}
-        choices=${[
-          ["step", "step"],
-          ["time", "time"],
-        ]}
+        choices=${[["step", "step"], ["time", "time"]]}
       />
       <label>
         smoothing
@@ -119,19 +104,12 @@ function Controls({ axis, setAxis, weight, setWeight, runs, keys, search, setSea
         />
       </label>
       <span class="grow"></span>
-      ${
-        others.length > 0 &&
-        html`
-          <select aria-label="lay another run over this" onChange=${add}>
-            <option value="">+ another run</option>
-            ${others.map(
-              (run) => html`
-                <option key=${run.key} value=${run.key}>${run.name}</option>
-              `,
-            )}
-          </select>
-        `
-      }
+      ${others.length > 0 && html`
+        <select aria-label="lay another run over this" onChange=${add}>
+          <option value="">+ another run</option>
+          ${others.map((run) => html`<option key=${run.key} value=${run.key}>${run.name}</option>`)}
+        </select>
+      `}
     </div>
   `;
 }
@@ -140,23 +118,21 @@ function Overlaid({ runs, keys }) {
   if (keys.length < 2) return null;
   return html`
     <ul class="overlaid">
-      ${runs.map(
-        (run) => html`
-          <li key=${run.key}>
-            <svg width="12" height="12" aria-hidden="true">
-              <circle cx="6" cy="6" r="5" style=${{ fill: `var(${run.colour})` }} />
-            </svg>
-            <a href=${href.run(run.key)}>${run.name}</a>
-            <button
-              class="small"
-              aria-label=${`take ${run.name} away`}
-              onClick=${() => go(href.compare(keys.filter((key) => key !== run.key)))}
-            >
-              ✕
-            </button>
-          </li>
-        `,
-      )}
+      ${runs.map((run) => html`
+        <li key=${run.key}>
+          <svg width="12" height="12" aria-hidden="true">
+            <circle cx="6" cy="6" r="5" style=${{ fill: `var(${run.colour})` }} />
+          </svg>
+          <a href=${href.run(run.key)}>${run.name}</a>
+          <button
+            class="small"
+            aria-label=${`take ${run.name} away`}
+            onClick=${() => go(href.compare(keys.filter((key) => key !== run.key)))}
+          >
+            ✕
+          </button>
+        </li>
+      `)}
     </ul>
   `;
 }
@@ -184,18 +160,11 @@ function Rest({ chart, wanted, ...shared }) {
         ${unfolded ? "▾" : "▸"} Other metrics
         <span class="dim">${shown.length}</span>
       </button>
-      ${
-        unfolded &&
-        html`
-          <div class="charts">
-            ${shown.map(
-              (one) => html`
-                <${Chart} key=${one.title} chart=${one} ...${shared} />
-              `,
-            )}
-          </div>
-        `
-      }
+      ${unfolded && html`
+        <div class="charts">
+          ${shown.map((one) => html`<${Chart} key=${one.title} chart=${one} ...${shared} />`)}
+        </div>
+      `}
     </section>
   `;
 }
@@ -208,25 +177,12 @@ function Charts({ charts, search, none, ...shared }) {
   const main = charts.filter((chart) => chart.title !== REST && wanted(chart));
   const rest = charts.find((chart) => chart.title === REST);
   if (main.length === 0 && !rest)
-    return html`
-      <${Empty}>
-        ${words.length ? "No chart has this name." : none}
-      <//>
-    `;
+    return html`<${Empty}>${words.length ? "No chart has this name." : none}<//>`;
   return html`
     <div class="charts">
-      ${main.map(
-        (chart) => html`
-          <${Chart} key=${chart.title} chart=${chart} ...${shared} />
-        `,
-      )}
+      ${main.map((chart) => html`<${Chart} key=${chart.title} chart=${chart} ...${shared} />`)}
     </div>
-    ${
-      rest &&
-      html`
-        <${Rest} chart=${rest} wanted=${wanted} ...${shared} />
-      `
-    }
+    ${rest && html`<${Rest} chart=${rest} wanted=${wanted} ...${shared} />`}
   `;
 }
 
@@ -245,14 +201,12 @@ function Papers({ answer }) {
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
   return html`
     <section class="papers">
-      ${parts.map(
-        ([name, value]) => html`
-          <details key=${name}>
-            <summary>${name}</summary>
-            <${Text} value=${value} lines=${400} characters=${40000} label=${name.toLowerCase()} />
-          </details>
-        `,
-      )}
+      ${parts.map(([name, value]) => html`
+        <details key=${name}>
+          <summary>${name}</summary>
+          <${Text} value=${value} lines=${400} characters=${40000} label=${name.toLowerCase()} />
+        </details>
+      `)}
     </section>
   `;
 }
@@ -275,18 +229,11 @@ function Top({ runs, keys, info }) {
     <a class="button" href=${of(keys[0], "metrics.csv")} download>All metrics as CSV</a>
     <a class="button main" href=${href.trajectories(keys[0])}>Trajectories</a>
   `;
-  const screens = html`
-    <a class="button" href=${live} target="_blank" rel="noopener noreferrer">Screens now ↗</a>
-  `;
+  const screens = html`<a class="button" href=${live} target="_blank" rel="noopener noreferrer">Screens now ↗</a>`;
   return html`
     <div class="bar">
       <h1><bdi>${one ? runs[0].name : `${keys.length} runs`}</bdi></h1>
-      ${
-        info?.problem &&
-        html`
-          <${Chip} tone="warn" title=${info.problem}>⚠ ${info.problem}<//>
-        `
-      }
+      ${info?.problem && html`<${Chip} tone="warn" title=${info.problem}>⚠ ${info.problem}<//>`}
       <${NotFinite} names=${info?.nonfinite} whole />
       <span class="grow"></span>
       ${one && live && screens} ${one && links()}
@@ -329,42 +276,17 @@ export function Run({ keys: asked }) {
     <main class="page">
       <${Top} runs=${runs} keys=${keys} info=${info(keys[0])} />
       <${Problem} error=${lost} retry=${reload} />
-      ${
-        asked.length > MOST_RUNS &&
-        html`
-          <p class="note">The first ${MOST_RUNS} of ${asked.length} runs are shown.</p>
-        `
-      }
-      ${
-        one &&
-        html`
-          <${Result} run=${info(keys[0])} summary=${answers[0]?.summary} />
-        `
-      }
-      ${
-        one &&
-        html`
-          <${Figures} run=${runs[0]} info=${info(keys[0])} answer=${answers[0]} />
-        `
-      }
+      ${asked.length > MOST_RUNS && html`<p class="note">The first ${MOST_RUNS} of ${asked.length} runs are shown.</p>`}
+      ${one && html`<${Result} run=${info(keys[0])} summary=${answers[0]?.summary} />`}
+      ${one && html`<${Figures} run=${runs[0]} info=${info(keys[0])} answer=${answers[0]} />`}
       <${Overlaid} runs=${runs} keys=${keys} />
       <${Controls} ...${{ axis, setAxis, weight, setWeight, runs: data?.runs, keys, search, setSearch }} />
       ${
         answers.length < keys.length && !lost
-          ? html`
-              <${Busy} what="Reading metrics" />
-            `
-          : html`
-              <${Charts} charts=${charts} search=${search} none=${nothing(infos)} ...${shared} />
-            `
+          ? html`<${Busy} what="Reading metrics" />`
+          : html`<${Charts} charts=${charts} search=${search} none=${nothing(infos)} ...${shared} />`
       }
-      ${
-        one &&
-        answers.length === 1 &&
-        html`
-          <${Papers} answer=${answers[0]} />
-        `
-      }
+      ${one && answers.length === 1 && html`<${Papers} answer=${answers[0]} />`}
     </main>
   `;
 }

@@ -37,18 +37,8 @@ function Row({ run, at, marked, mark }) {
       <td>
         <${State} run=${run} />
         <${NotFinite} names=${run.nonfinite} />
-        ${
-          run.problem &&
-          html`
-            <${Chip} tone="warn" title=${run.problem}>⚠ problem<//>
-          `
-        }
-        ${
-          served &&
-          html`
-            <a class="chip" href=${served} target="_blank" rel="noopener noreferrer">screens ↗</a>
-          `
-        }
+        ${run.problem && html`<${Chip} tone="warn" title=${run.problem}>⚠ problem<//>`}
+        ${served && html`<a class="chip" href=${served} target="_blank" rel="noopener noreferrer">screens ↗</a>`}
       </td>
       <td class="n">
         <span class="tag">step</span>
@@ -110,17 +100,11 @@ export function Runs() {
     { key: "c", text: "compare the marked runs", run: compare },
   ]);
   if (data === null && error)
-    return html`
-      <main class="page"><${Problem} error=${error} retry=${reload} /></main>
-    `;
+    return html`<main class="page"><${Problem} error=${error} retry=${reload} /></main>`;
   if (data === null)
-    return html`
-      <main class="page"><${Busy} what="Looking for runs" /></main>
-    `;
+    return html`<main class="page"><${Busy} what="Looking for runs" /></main>`;
   if (runs.length === 0)
-    return html`
-      <main class="page"><${Empty}>No run here yet: uirl train configs/screen.yaml begins one.<//></main>
-    `;
+    return html`<main class="page"><${Empty}>No run here yet: uirl train configs/screen.yaml begins one.<//></main>`;
   const row = (run, i) => html`
     <${Row} key=${run.key} run=${run} at=${i === at} marked=${marked.includes(run.key)} mark=${() => mark(run.key)} />
   `;

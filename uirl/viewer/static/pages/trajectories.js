@@ -80,9 +80,7 @@ function Head({ query, sortBy }) {
   const [sort, order] = [query.get("sort") ?? "number", query.get("order") ?? "desc"];
   const cell = ({ name, key, kind }) => {
     if (!key)
-      return html`
-        <th key=${name} scope="col" class=${`${kind ?? ""} unsorted`}>${name}</th>
-      `;
+      return html`<th key=${name} scope="col" class=${`${kind ?? ""} unsorted`}>${name}</th>`;
     const now = key === sort;
     return html`
       <th key=${name} scope="col" class=${kind} aria-sort=${now ? `${order}ending` : "none"}>
@@ -92,9 +90,7 @@ function Head({ query, sortBy }) {
       </th>
     `;
   };
-  return html`
-    <thead><tr>${COLUMNS.map(cell)}</tr></thead>
-  `;
+  return html`<thead><tr>${COLUMNS.map(cell)}</tr></thead>`;
 }
 
 function Table({ list, query, sortBy, at, setAt, drawn, wake }) {
@@ -119,50 +115,34 @@ function Table({ list, query, sortBy, at, setAt, drawn, wake }) {
       <table class="list trajectories" aria-rowcount=${list.count ?? -1}>
         <${Head} query=${query} sortBy=${sortBy} />
         <tbody>
-          ${
-            first > 0 &&
-            html`
-              <tr class="space" aria-hidden="true">
-                <td colspan=${COLUMNS.length} style=${{ height: `${first * height}px` }}></td>
-              </tr>
-            `
-          }
-          ${rows.map(
-            (row, i) => html`
-              <${Row}
-                key=${row.id}
-                run=${list.key}
-                row=${row}
-                at=${first + i === at}
-                choose=${() => setAt(first + i)}
-                drawn=${drawn}
-              />
-            `,
-          )}
-          ${
-            last < list.rows.length &&
-            html`
-              <tr class="space" aria-hidden="true">
-                <td colspan=${COLUMNS.length} style=${{ height: `${(list.rows.length - last) * height}px` }}></td>
-              </tr>
-            `
-          }
+          ${first > 0 && html`
+            <tr class="space" aria-hidden="true">
+              <td colspan=${COLUMNS.length} style=${{ height: `${first * height}px` }}></td>
+            </tr>
+          `}
+          ${rows.map((row, i) => html`
+            <${Row}
+              key=${row.id}
+              run=${list.key}
+              row=${row}
+              at=${first + i === at}
+              choose=${() => setAt(first + i)}
+              drawn=${drawn}
+            />
+          `)}
+          ${last < list.rows.length && html`
+            <tr class="space" aria-hidden="true">
+              <td colspan=${COLUMNS.length} style=${{ height: `${(list.rows.length - last) * height}px` }}></td>
+            </tr>
+          `}
         </tbody>
       </table>
-      ${
-        list.rows.length === 0 &&
-        list.whole &&
-        html`
-          <${Empty}>${nothing(list)}<//>
-        `
-      }
+      ${list.rows.length === 0 && list.whole && html`<${Empty}>${nothing(list)}<//>`}
       ${
         !list.whole &&
         !list.error &&
         (list.reading || list.rows.length === 0) &&
-        html`
-          <${Busy} what="Reading trajectories" />
-        `
+        html`<${Busy} what="Reading trajectories" />`
       }
     </div>
   `;
@@ -232,14 +212,11 @@ export function Trajectories({ run, query }) {
       <div class="bar">
         <h1>Trajectories</h1>
         <span class="dim" role="status">${found(list, indexed)}</span>
-        ${
-          newcomers !== 0 &&
-          html`
-            <button class="main" onClick=${fresh}>
-              ${newcomers > 0 ? `${newcomers} new` : `${-newcomers} fewer now: read again`}
-            </button>
-          `
-        }
+        ${newcomers !== 0 && html`
+          <button class="main" onClick=${fresh}>
+            ${newcomers > 0 ? `${newcomers} new` : `${-newcomers} fewer now: read again`}
+          </button>
+        `}
         <span class="grow"></span>
         <${Sheet} run=${run} done=${fresh} />
       </div>

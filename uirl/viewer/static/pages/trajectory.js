@@ -64,11 +64,7 @@ function Top({ run, data, turn, replay }) {
         ${replay.playing ? "❚❚ Pause" : "▶ Replay"}
       </button>
       <select aria-label="speed" value=${replay.speed} onChange=${(e) => replay.setSpeed(Number(e.target.value))}>
-        ${SPEEDS.map(
-          (one) => html`
-            <option key=${one} value=${one}>${one} / s</option>
-          `,
-        )}
+        ${SPEEDS.map((one) => html`<option key=${one} value=${one}>${one} / s</option>`)}
       </select>
       <${Copy}
         text=${() => new URL(href.trajectory(run, data.id, turn), location.href).href}
@@ -77,13 +73,7 @@ function Top({ run, data, turn, replay }) {
         Copy link
       <//>
       <a class="button" href=${`${base}/export.html`} download>HTML</a>
-      <a class="button" href=${`${base}/export.gif`} download>GIF</a>
-      ${
-        data.group_id &&
-        html`
-          <a class="button" href=${href.group(run, data.group_id)}>Group</a>
-        `
-      }
+      ${data.group_id && html`<a class="button" href=${href.group(run, data.group_id)}>Group</a>`}
     </div>
   `;
 }
@@ -92,9 +82,7 @@ function Top({ run, data, turn, replay }) {
 function Goal({ data }) {
   const said = beginning(data.task.goal || data.opening, 600);
   const tall = said.length > 150;
-  return html`
-    <p class=${tall ? "goal tall" : "goal"} tabindex=${tall ? 0 : undefined}><bdi>${said}</bdi></p>
-  `;
+  return html`<p class=${tall ? "goal tall" : "goal"} tabindex=${tall ? 0 : undefined}><bdi>${said}</bdi></p>`;
 }
 
 function beginning(text, most) {
@@ -126,36 +114,22 @@ function About({ data }) {
   return html`
     <${Goal} data=${data} />
     <p class="row facts">
-      ${facts.map(
-        ([name, value]) => html`
-          <span class="fact" key=${name}>
-            ${
-              name &&
-              html`
-                <span class="dim">${name}</span>
-              `
-            }${value}
-          </span>
-        `,
-      )}
-      ${(data.flags ?? []).map(
-        (flag) => html`
-          <${Chip} key=${flag} tone="warn">${flag}<//>
-        `,
-      )}
+      ${facts.map(([name, value]) => html`
+        <span class="fact" key=${name}>
+          ${name && html`<span class="dim">${name}</span>`}${value}
+        </span>
+      `)}
+      ${(data.flags ?? []).map((flag) => html`<${Chip} key=${flag} tone="warn">${flag}<//>`)}
     </p>
-    ${
-      data.failure &&
-      html`
-        <div class="problem">
-          <p>
-            <b>${data.failure.kind}</b>
-            ${Number.isInteger(data.failure.turn) ? ` in turn ${data.failure.turn}` : ""}: not evidence.
-          </p>
-          <${Text} value=${data.failure.message} />
-        </div>
-      `
-    }
+    ${data.failure && html`
+      <div class="problem">
+        <p>
+          <b>${data.failure.kind}</b>
+          ${Number.isInteger(data.failure.turn) ? ` in turn ${data.failure.turn}` : ""}: not evidence.
+        </p>
+        <${Text} value=${data.failure.message} />
+      </div>
+    `}
   `;
 }
 
@@ -177,35 +151,14 @@ function VerdictCard({ verdict, evidence, go: show }) {
         <span class="grow"></span>
         <span class="dim">${verdict.verifier}</span>
       </header>
-      ${
-        verdict.reason &&
-        html`
-          <${Text} value=${verdict.reason} label="reason" />
-        `
-      }
-      ${
-        Number.isInteger(prefix) &&
-        html`
-          <p>
-            The first ${prefix} turns were right.
-            ${
-              !verdict.passed &&
-              html`
-                <button class="link" onClick=${() => show(prefix)}>Turn ${prefix}</button>
-              `
-            }
-          </p>
-        `
-      }
-      ${
-        evidence &&
-        html`
-          <details>
-            <summary>Evidence</summary>
-            <${Text} value=${evidence} label="evidence" />
-          </details>
-        `
-      }
+      ${verdict.reason && html`<${Text} value=${verdict.reason} label="reason" />`}
+      ${Number.isInteger(prefix) && html`
+        <p>
+          The first ${prefix} turns were right.
+          ${!verdict.passed && html`<button class="link" onClick=${() => show(prefix)}>Turn ${prefix}</button>`}
+        </p>
+      `}
+      ${evidence && html`<details><summary>Evidence</summary><${Text} value=${evidence} label="evidence" /></details>`}
     </section>
   `;
 }
@@ -263,12 +216,7 @@ function useTrajectoryKeys({ run, id, data, turn, last, show, labelled, replay }
 function EpisodeFigures({ metrics }) {
   const entries = Object.entries(metrics ?? {});
   if (entries.length === 0) return null;
-  const line = ([name, value]) => html`
-    <div key=${name}>
-      <dt>${name}</dt>
-      <dd>${number(value)}</dd>
-    </div>
-  `;
+  const line = ([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${number(value)}</dd></div>`;
   return html`
     <details class="card">
       <summary>Figures of the episode</summary>
@@ -291,12 +239,7 @@ function Checks({ checks }) {
 function Beside({ data, now, turn, labelled, show }) {
   return html`
     <div class="right">
-      ${
-        now &&
-        html`
-          <${Said} turn=${now} />
-        `
-      }
+      ${now && html`<${Said} turn=${now} />`}
       <${VerdictCard} verdict=${data.verdict} evidence=${data.verdict_evidence} go=${show} />
       <${LabelCard} labelled=${labelled} turn=${turn} turns=${data.turns.length} />
       <${EpisodeFigures} metrics=${data.metrics} />
@@ -318,31 +261,17 @@ function Shown({ run, id, data, asked }) {
   useTrajectoryKeys({ run, id, data, turn, last, show, labelled, replay });
   const tokens = { figure, setFigure, context, setContext };
   const waiting = turn < data.turns.length && now === null && !error;
-  const pictures = () => html`
-    <${TurnPictures} run=${run} data=${data} now=${now} ...${tokens} />
-  `;
-  const end = () => html`
-    <div class="left"><${Final} run=${run} final=${data.final} /></div>
-  `;
+  const pictures = () => html`<${TurnPictures} run=${run} data=${data} now=${now} ...${tokens} />`;
+  const end = () => html`<div class="left"><${Final} run=${run} final=${data.final} /></div>`;
   return html`
     <main class="page trajectory">
       <${Top} run=${run} data=${data} turn=${turn} replay=${replay} />
       <${About} data=${data} />
       <${Strip} run=${run} data=${data} turn=${turn} error=${labelled.label?.error_step} go=${show} />
-      ${
-        data.turns.length === 0 &&
-        html`
-          <p class="empty">No turn was played.</p>
-        `
-      }
+      ${data.turns.length === 0 && html`<p class="empty">No turn was played.</p>`}
       <${Problem} error=${error} retry=${retry} />
       <div class="turn">
-        ${
-          waiting &&
-          html`
-            <${Busy} what="Reading the turn" />
-          `
-        }
+        ${waiting && html`<${Busy} what="Reading the turn" />`}
         ${now ? pictures() : turn >= data.turns.length && data.final && end()}
         <${Beside} data=${data} now=${now} turn=${turn} labelled=${labelled} show=${show} />
       </div>
@@ -364,14 +293,8 @@ function TurnPictures({ run, data, now, ...rest }) {
 export function Trajectory({ run, id, turn }) {
   const { data, error, reload } = useData(of(run, "trajectories", id));
   if (error && data === null)
-    return html`
-      <main class="page"><${Problem} error=${error} retry=${reload} /></main>
-    `;
+    return html`<main class="page"><${Problem} error=${error} retry=${reload} /></main>`;
   if (data === null)
-    return html`
-      <main class="page"><${Busy} what="Reading the trajectory" /></main>
-    `;
-  return html`
-    <${Shown} run=${run} id=${id} data=${data} asked=${data.id === id ? turn : 0} />
-  `;
+    return html`<main class="page"><${Busy} what="Reading the trajectory" /></main>`;
+  return html`<${Shown} run=${run} id=${id} data=${data} asked=${data.id === id ? turn : 0} />`;
 }

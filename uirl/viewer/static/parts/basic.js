@@ -7,24 +7,16 @@ import { NONE, plain } from "../lib/format.js";
 
 /** A short word in a frame; `tone`: "good", "bad", "warn", "quiet" or none. */
 export function Chip({ tone = "", title, children }) {
-  return html`
-    <span class=${`chip ${tone}`} title=${title}>${children}</span>
-  `;
+  return html`<span class=${`chip ${tone}`} title=${title}>${children}</span>`;
 }
 
 /** Whether something was solved: passed, failed or not said. */
 export function Outcome({ value, words = ["passed", "failed", "not said"] }) {
   if (value === true)
-    return html`
-      <${Chip} tone="good">✓ ${words[0]}<//>
-    `;
+    return html`<${Chip} tone="good">✓ ${words[0]}<//>`;
   if (value === false)
-    return html`
-      <${Chip} tone="bad">✗ ${words[1]}<//>
-    `;
-  return html`
-    <${Chip} tone="quiet">${NONE} ${words[2]}<//>
-  `;
+    return html`<${Chip} tone="bad">✗ ${words[1]}<//>`;
+  return html`<${Chip} tone="quiet">${NONE} ${words[2]}<//>`;
 }
 
 /** What went wrong, in the server's words, and a way to try again. */
@@ -33,37 +25,23 @@ export function Problem({ error, retry }) {
   return html`
     <div class="problem" role="alert">
       <p>${error.message}</p>
-      ${
-        retry &&
-        html`
-          <button onClick=${retry}>Try again</button>
-        `
-      }
+      ${retry && html`<button onClick=${retry}>Try again</button>`}
     </div>
   `;
 }
 
 /** Where nothing is to be seen, and why. */
 export function Empty({ children }) {
-  return html`
-    <p class="empty">${children}</p>
-  `;
+  return html`<p class="empty">${children}</p>`;
 }
 
 export function Busy({ what = "Loading" }) {
-  return html`
-    <p class="busy" role="status">${what} …</p>
-  `;
+  return html`<p class="busy" role="status">${what} …</p>`;
 }
 
 /** One figure with its name below. */
 export function Figure({ name, children, title }) {
-  return html`
-    <div class="figure" title=${title}>
-      <dt>${name}</dt>
-      <dd>${children}</dd>
-    </div>
-  `;
+  return html`<div class="figure" title=${title}><dt>${name}</dt><dd>${children}</dd></div>`;
 }
 
 const LINES = 14;
@@ -81,9 +59,7 @@ function beginning(text, lines, characters) {
 function Pre({ text, label, more }) {
   const tall = text.length > CHARACTERS || text.split("\n", LINES + 1).length > LINES;
   const scrolled = tall ? { tabindex: 0, role: "group", "aria-label": label } : {};
-  return html`
-    <pre class=${tall ? "text tall" : "text"} ...${scrolled}>${text}${more && "…"}</pre>
-  `;
+  return html`<pre class=${tall ? "text tall" : "text"} ...${scrolled}>${text}${more && "…"}</pre>`;
 }
 
 /** A text, the long ones folded; `value` that is no text is shown as JSON. */
@@ -92,29 +68,19 @@ export function Text({ value, lines = LINES, characters = CHARACTERS, label = "t
   const text = plain(value);
   const start = beginning(text, lines, characters);
   if (start.length === text.length)
-    return html`
-      <${Pre} text=${text} label=${label} />
-    `;
+    return html`<${Pre} text=${text} label=${label} />`;
   const now = shown ? text.slice(0, shown) : start;
   const rest = text.length - now.length;
   return html`
     <div class="folded">
       <${Pre} text=${now} label=${label} more=${rest > 0} />
       <div class="row">
-        ${
-          rest > 0 &&
-          html`
-            <button class="link" aria-expanded="false" onClick=${() => setShown(now.length + PIECE)}>
-              Show ${rest > PIECE ? "more of" : "all of"} this ${label} (${text.length.toLocaleString("en")} characters)
-            </button>
-          `
-        }
-        ${
-          shown > 0 &&
-          html`
-            <button class="link" aria-expanded="true" onClick=${() => setShown(0)}>Fold</button>
-          `
-        }
+        ${rest > 0 && html`
+          <button class="link" aria-expanded="false" onClick=${() => setShown(now.length + PIECE)}>
+            Show ${rest > PIECE ? "more of" : "all of"} this ${label} (${text.length.toLocaleString("en")} characters)
+          </button>
+        `}
+        ${shown > 0 && html`<button class="link" aria-expanded="true" onClick=${() => setShown(0)}>Fold</button>`}
       </div>
     </div>
   `;
@@ -132,9 +98,7 @@ export function Copy({ text, children, title }) {
     }
     setTimeout(() => setDone(""), 1500);
   };
-  return html`
-    <button onClick=${copy} title=${title}>${done || children}</button>
-  `;
+  return html`<button onClick=${copy} title=${title}>${done || children}</button>`;
 }
 
 /** A window over the page: `open` shows it, Escape or a click beside it calls `close`. */
@@ -147,18 +111,15 @@ export function Dialog({ open, close, title, children, kind = "" }) {
   const beside = (event) => event.target === dialog.current && close();
   return html`
     <dialog ref=${dialog} class=${kind} aria-label=${title} onClose=${close} onClick=${beside}>
-      ${
-        open &&
-        html`
-          <div class="dialog">
-            <header>
-              <h2>${title}</h2>
-              <button onClick=${close}>Close</button>
-            </header>
-            ${children}
-          </div>
-        `
-      }
+      ${open && html`
+        <div class="dialog">
+          <header>
+            <h2>${title}</h2>
+            <button onClick=${close}>Close</button>
+          </header>
+          ${children}
+        </div>
+      `}
     </dialog>
   `;
 }
@@ -169,14 +130,7 @@ export function Help({ open, close }) {
   return html`
     <${Dialog} open=${open} close=${close} title="Keys">
       <dl class="keys">
-        ${keys.map(
-          ({ key, text }) => html`
-            <div key=${key}>
-              <dt><kbd>${keyName(key)}</kbd></dt>
-              <dd>${text}</dd>
-            </div>
-          `,
-        )}
+        ${keys.map(({ key, text }) => html`<div key=${key}><dt><kbd>${keyName(key)}</kbd></dt><dd>${text}</dd></div>`)}
       </dl>
     <//>
   `;
@@ -186,18 +140,11 @@ export function Help({ open, close }) {
 export function Choice({ label, value, choices, choose }) {
   return html`
     <div class="choice" role="group" aria-label=${label}>
-      ${choices.map(
-        ([one, text, title]) => html`
-          <button
-            key=${one}
-            title=${title}
-            aria-pressed=${one === value ? "true" : "false"}
-            onClick=${() => choose(one)}
-          >
-            ${text}
-          </button>
-        `,
-      )}
+      ${choices.map(([one, text, title]) => html`
+        <button key=${one} title=${title} aria-pressed=${one === value ? "true" : "false"} onClick=${() => choose(one)}>
+          ${text}
+        </button>
+      `)}
     </div>
   `;
 }

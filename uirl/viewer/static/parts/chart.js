@@ -16,47 +16,40 @@ function Legend({ drawn, at, hidden, toggle, more, setMore }) {
     const since = notFiniteSince(drawn.lines[i].column);
     return since === null
       ? number(line.findLast((y) => y !== null))
-      : html`
-          <span class="minus" title="no finite number since then">not finite since step ${number(since)}</span>
-        `;
+      : html`<span class="minus" title="no finite number since then">not finite since step ${number(since)}</span>`;
   };
   const few = more ? drawn.lines : drawn.lines.slice(0, 8);
   return html`
     <ul class="legend">
-      ${few.map(
-        (line, i) => html`
-          <li key=${line.key}>
-            <button
-              aria-pressed=${hidden.has(line.key) ? "false" : "true"}
-              onClick=${() => toggle(line.key)}
-              title=${`${line.metric}: show or hide`}
-            >
-              <svg width="16" height="8" aria-hidden="true">
-                <line
-                  x1="0"
-                  y1="4"
-                  x2="16"
-                  y2="4"
-                  stroke-width="2"
-                  style=${{ stroke: `var(${line.colour})`, strokeDasharray: line.dash?.join(" ") }}
-                />
-              </svg>
-              <span>${line.name}</span>
-              <b>${value(i)}</b>
-            </button>
-          </li>
-        `,
-      )}
-      ${
-        drawn.lines.length > 8 &&
-        html`
-          <li>
-            <button class="link" onClick=${() => setMore(!more)}>
-              ${more ? "fewer" : `${drawn.lines.length - 8} more`}
-            </button>
-          </li>
-        `
-      }
+      ${few.map((line, i) => html`
+        <li key=${line.key}>
+          <button
+            aria-pressed=${hidden.has(line.key) ? "false" : "true"}
+            onClick=${() => toggle(line.key)}
+            title=${`${line.metric}: show or hide`}
+          >
+            <svg width="16" height="8" aria-hidden="true">
+              <line
+                x1="0"
+                y1="4"
+                x2="16"
+                y2="4"
+                stroke-width="2"
+                style=${{ stroke: `var(${line.colour})`, strokeDasharray: line.dash?.join(" ") }}
+              />
+            </svg>
+            <span>${line.name}</span>
+            <b>${value(i)}</b>
+          </button>
+        </li>
+      `)}
+      ${drawn.lines.length > 8 && html`
+        <li>
+          <button class="link" onClick=${() => setMore(!more)}>
+            ${more ? "fewer" : `${drawn.lines.length - 8} more`}
+          </button>
+        </li>
+      `}
     </ul>
   `;
 }
@@ -192,12 +185,7 @@ export function Chart(props) {
     <figure class="chart">
       <${Head} chart=${chart} place=${placeOf(drawn, at, axis, chart)} plot=${plot} runs=${runs} axis=${axis} />
       <div class="plot" ref=${box} role="img" aria-label=${name}></div>
-      ${
-        drawn &&
-        html`
-          <${Legend} ...${{ drawn, at, hidden, toggle, more, setMore }} />
-        `
-      }
+      ${drawn && html`<${Legend} ...${{ drawn, at, hidden, toggle, more, setMore }} />`}
     </figure>
   `;
 }

@@ -19,9 +19,7 @@ function Typed({ value, change, ...rest }) {
     clearTimeout(timer.current);
     timer.current = setTimeout(() => change(now), TYPING_MS);
   };
-  return html`
-    <input ...${rest} value=${text} onInput=${typed} />
-  `;
+  return html`<input ...${rest} value=${text} onInput=${typed} />`;
 }
 
 const FIXED = {
@@ -63,9 +61,7 @@ function Select({ name, text, value, options, change }) {
       <select name=${name} onChange=${(e) => change({ [name]: e.target.value })}>
         <option value="" selected=${!value}>any</option>
         ${known.map(
-          ([one, words]) => html`
-            <option key=${one} value=${one} selected=${one === value}>${words}</option>
-          `,
+          ([one, words]) => html`<option key=${one} value=${one} selected=${one === value}>${words}</option>`,
         )}
       </select>
     </label>
@@ -129,11 +125,7 @@ function Tasks({ text, tasks, change }) {
       <${Typed} list="tasks" placeholder="any" value=${text} change=${use} />
     </label>
     <datalist id="tasks">
-      ${tasks.slice(0, MOST_TASKS).map(
-        ([one, count]) => html`
-          <option key=${one} value=${one}>${count}</option>
-        `,
-      )}
+      ${tasks.slice(0, MOST_TASKS).map(([one, count]) => html`<option key=${one} value=${one}>${count}</option>`)}
     </datalist>
   `;
 }
@@ -183,17 +175,10 @@ export function Filters({ query, change, facets }) {
       <${Tasks} text=${get("task") || get("task_prefix")} tasks=${facets?.task_id ?? []} change=${change} />
       ${Object.entries(choices).map(select)}
       <${Steps} from=${get("step_from")} to=${get("step_to")} change=${change} />
-      ${
-        get("group") &&
-        html`
-          <span class="chip">group ${short(get("group"))}</span>
-        `
-      }
+      ${get("group") && html`<span class="chip">group ${short(get("group"))}</span>`}
       ${
         NAMES.some((name) => query.has(name)) &&
-        html`
-          <button type="button" class="link" onClick=${clear}>Clear</button>
-        `
+        html`<button type="button" class="link" onClick=${clear}>Clear</button>`
       }
     </form>
   `;

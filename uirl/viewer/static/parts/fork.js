@@ -15,24 +15,15 @@ const MOST_PAIRS = 12; // offered as buttons
 
 function Verdict({ verdict }) {
   if (verdict === null || verdict === undefined)
-    return html`
-      <p class="dim">No verdict.</p>
-    `;
+    return html`<p class="dim">No verdict.</p>`;
   if (typeof verdict === "boolean")
-    return html`
-      <p><${Outcome} value=${verdict} /></p>
-    `;
+    return html`<p><${Outcome} value=${verdict} /></p>`;
   return html`
     <p class="row">
       <${Outcome} value=${verdict.passed} />
       <span class="dim">${verdict.verifier}</span>
     </p>
-    ${
-      verdict.reason &&
-      html`
-        <${Text} value=${verdict.reason} lines=${6} characters=${500} label="reason" />
-      `
-    }
+    ${verdict.reason && html`<${Text} value=${verdict.reason} lines=${6} characters=${500} label="reason" />`}
   `;
 }
 
@@ -56,20 +47,13 @@ function SideFacts({ member, index }) {
     ["reward", number(member.reward, 3)],
     [
       "advantage",
-      html`
-        <b class=${tone}>${number(member.advantage, 3)}</b>
-      `,
+      html`<b class=${tone}>${number(member.advantage, 3)}</b>`,
     ],
   ];
   return html`
     <p class="row facts">
       ${facts.map(
-        ([name, value]) => html`
-          <span class="fact" key=${name}>
-            <span class="dim">${name}</span>
-            ${value}
-          </span>
-        `,
+        ([name, value]) => html`<span class="fact" key=${name}><span class="dim">${name}</span>${value}</span>`,
       )}
     </p>
   `;
@@ -86,17 +70,8 @@ function Answer({ turn, verdict }) {
   return html`
     <div>
       ${turn?.thought && thought}
-      ${turn?.calls.map(
-        (call, i) => html`
-          <${Call} key=${i} call=${call} />
-        `,
-      )}
-      ${
-        turn?.calls.length === 0 &&
-        html`
-          <${Text} value=${turn.action_text} />
-        `
-      }
+      ${turn?.calls.map((call, i) => html`<${Call} key=${i} call=${call} />`)}
+      ${turn?.calls.length === 0 && html`<${Text} value=${turn.action_text} />`}
       <h3>Verdict</h3>
       <${Verdict} verdict=${verdict} />
     </div>
@@ -108,15 +83,9 @@ function Side({ run, member, index, label }) {
   const { data: turn, error, loading } = useData(there ? of(run, "trajectories", member.id, "turns", index) : null);
   if (there && (turn === null || loading)) {
     const waiting = error
-      ? html`
-          <${Problem} error=${error} />
-        `
-      : html`
-          <${Busy} what="Reading the turn" />
-        `;
-    return html`
-      <section class="card">${waiting}</section>
-    `;
+      ? html`<${Problem} error=${error} />`
+      : html`<${Busy} what="Reading the turn" />`;
+    return html`<section class="card">${waiting}</section>`;
   }
   const shown = turn ? pairs(turn).find((one) => !one.old) : undefined;
   const picture = () => html`
@@ -157,22 +126,12 @@ export function Fork({ run, group, rows, label }) {
         <h2>At the fork</h2>
         ${
           choices.length > 1 &&
-          html`
-            <${Choice} label="episode" value=${chosen} choose=${setChosen} choices=${choices} />
-          `
+          html`<${Choice} label="episode" value=${chosen} choose=${setChosen} choices=${choices} />`
         }
-        ${
-          forks.length > MOST_PAIRS &&
-          html`
-            <span class="dim">of ${forks.length}</span>
-          `
-        }
+        ${forks.length > MOST_PAIRS && html`<span class="dim">of ${forks.length}</span>`}
       </div>
       <div class="forked">
-        ${[
-          [successful, other],
-          [failed, at],
-        ].map(side)}
+        ${[[successful, other], [failed, at]].map(side)}
       </div>
     </section>
   `;

@@ -38,28 +38,15 @@ export function LabelCard({ labelled, turn, turns }) {
           ✗ Failed
           <kbd>f</kbd>
         </button>
-        ${
-          turn < turns &&
-          html`
-            <button aria-pressed=${pressed(label?.error_step === turn)} onClick=${() => change(errorAt(turn, label))}>
-              Error in turn ${turn}
-              <kbd>e</kbd>
-            </button>
-          `
-        }
-        ${
-          label &&
-          html`
-            <button class="link" onClick=${remove}>Remove</button>
-          `
-        }
+        ${turn < turns && html`
+          <button aria-pressed=${pressed(label?.error_step === turn)} onClick=${() => change(errorAt(turn, label))}>
+            Error in turn ${turn}
+            <kbd>e</kbd>
+          </button>
+        `}
+        ${label && html`<button class="link" onClick=${remove}>Remove</button>`}
       </div>
-      ${
-        Number.isInteger(label?.error_step) &&
-        html`
-          <p><${Chip} tone="bad">error in turn ${label.error_step}<//></p>
-        `
-      }
+      ${Number.isInteger(label?.error_step) && html`<p><${Chip} tone="bad">error in turn ${label.error_step}<//></p>`}
       <textarea
         rows="2"
         aria-label="note"
@@ -71,12 +58,7 @@ export function LabelCard({ labelled, turn, turns }) {
       ></textarea>
       <p class="problem" role="alert" hidden=${!error}>
         ${error && `Not stored: ${error.message}`}
-        ${
-          busy &&
-          html`
-            <button onClick=${again}>Try again</button>
-          `
-        }
+        ${busy && html`<button onClick=${again}>Try again</button>`}
       </p>
     </section>
   `;

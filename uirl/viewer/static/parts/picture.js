@@ -18,21 +18,13 @@ function useScale(frame, width) {
 }
 
 function Point({ x, y, scale, children }) {
-  return html`
-    <g transform=${`translate(${x} ${y}) scale(${scale})`}>${children}</g>
-  `;
+  return html`<g transform=${`translate(${x} ${y}) scale(${scale})`}>${children}</g>`;
 }
 
 /** Where a click went; `open`: without the ring, which would hide how sure it was. */
 function Cross({ open }) {
   return html`
-    ${
-      !open &&
-      html`
-        <circle r="11" class="halo" />
-        <circle r="11" class="ring" />
-      `
-    }
+    ${!open && html`<circle r="11" class="halo" /><circle r="11" class="ring" />`}
     <path d="M-5 0H5M0 -5V5" class="halo" />
     <path d="M-5 0H5M0 -5V5" class="ring thin" />
   `;
@@ -108,19 +100,10 @@ function Mark({ mark, place, open, width, height, scale }) {
     <g class="mark" data-kind=${mark.kind}>
       ${
         at.length === 4
-          ? html`
-              <${Drag} place=${at} scale=${scale} />
-            `
-          : html`
-              <${Point} x=${x} y=${y} scale=${scale}><${Cross} open=${open} /><//>
-            `
+          ? html`<${Drag} place=${at} scale=${scale} />`
+          : html`<${Point} x=${x} y=${y} scale=${scale}><${Cross} open=${open} /><//>`
       }
-      ${
-        words &&
-        html`
-          <${Words} text=${words} x=${x} y=${y} width=${width} height=${height} scale=${scale} />
-        `
-      }
+      ${words && html`<${Words} text=${words} x=${x} y=${y} width=${width} height=${height} scale=${scale} />`}
     </g>
   `;
 }
@@ -169,25 +152,18 @@ function usePointer(width, height) {
 function Overlay({ marks, places, heat, width, height, scale }) {
   return html`
     <svg viewBox=${`0 0 ${width} ${height}`} aria-hidden="true">
-      ${
-        heat &&
-        html`
-          <svg width=${width} height=${height}><${Heat} heat=${heat} scale=${scale} /></svg>
-        `
-      }
-      ${marks.map(
-        (mark, i) => html`
-          <${Mark}
-            key=${i}
-            mark=${mark}
-            place=${places[i]}
-            open=${heat !== null && i === 0}
-            width=${width}
-            height=${height}
-            scale=${scale}
-          />
-        `,
-      )}
+      ${heat && html`<svg width=${width} height=${height}><${Heat} heat=${heat} scale=${scale} /></svg>`}
+      ${marks.map((mark, i) => html`
+        <${Mark}
+          key=${i}
+          mark=${mark}
+          place=${places[i]}
+          open=${heat !== null && i === 0}
+          width=${width}
+          height=${height}
+          scale=${scale}
+        />
+      `)}
     </svg>
   `;
 }
@@ -199,14 +175,11 @@ function Caption({ name, size, at, heat }) {
       <span class="dim">${size ? size.join(" × ") : ""}</span>
       <span class="grow"></span>
       <span class="mono dim">${at ?? ""}</span>
-      ${
-        heat &&
-        html`
-          <span class="dim" title="product of the probabilities of the coordinate tokens">
-            p ${percent(heat.probability)}
-          </span>
-        `
-      }
+      ${heat && html`
+        <span class="dim" title="product of the probabilities of the coordinate tokens">
+          p ${percent(heat.probability)}
+        </span>
+      `}
     </figcaption>
   `;
 }
@@ -236,9 +209,7 @@ export function Picture({ src, size: known, marks = [], which = "raw", heat: hot
   const overlay = html`
     <${Overlay} marks=${marks} places=${places} heat=${heat} width=${width} height=${height} scale=${scale} />
   `;
-  const enlarge = html`
-    <button class="zoom" onClick=${zoom} aria-label=${`enlarge: ${name}`}>⤢</button>
-  `;
+  const enlarge = html`<button class="zoom" onClick=${zoom} aria-label=${`enlarge: ${name}`}>⤢</button>`;
   const image = html`
     <img
       src=${src}
@@ -252,13 +223,7 @@ export function Picture({ src, size: known, marks = [], which = "raw", heat: hot
   return html`
     <figure class="picture" style=${{ "--ratio": width / height }}>
       <div class="frame" ref=${frame} style=${{ aspectRatio: `${width} / ${height}` }} ...${pointing}>
-        ${
-          seen
-            ? image
-            : html`
-                <p class="empty">This picture is not there, or cannot be shown.</p>
-              `
-        }
+        ${seen ? image : html`<p class="empty">This picture is not there, or cannot be shown.</p>`}
         ${size && overlay} ${zoom && seen && enlarge}
       </div>
       <${Caption} name=${name} size=${size} at=${at} heat=${heat} />

@@ -8,19 +8,10 @@ import { Chip, Figure } from "./basic.js";
 export function State({ run }) {
   const { state } = run ?? {};
   if (state === "live")
-    return html`
-      <span class="live">
-        <i aria-hidden="true"></i>
-        live
-      </span>
-    `;
+    return html`<span class="live"><i aria-hidden="true"></i>live</span>`;
   if (state === "stopped")
-    return html`
-      <span class="stopped" title="it wrote no summary, and no process writes to it">stopped</span>
-    `;
-  return html`
-    <span class="dim">${state === undefined || state === "unknown" ? NONE : state}</span>
-  `;
+    return html`<span class="stopped" title="it wrote no summary, and no process writes to it">stopped</span>`;
+  return html`<span class="dim">${state === undefined || state === "unknown" ? NONE : state}</span>`;
 }
 
 /** "7 of 400", or "7" where nobody says how many there will be. */
@@ -42,9 +33,7 @@ function behind({ low, high, step, episodes, groups }) {
 /** A share with a bar and its number; `title`: what stands behind it. */
 export function Share({ value, name, title }) {
   if (value === null || value === undefined)
-    return html`
-      <span class="dim">${NONE}</span>
-    `;
+    return html`<span class="dim">${NONE}</span>`;
   return html`
     <span class="share" title=${title}>
       <meter min="0" max="1" value=${value} aria-label=${name}></meter>
@@ -98,21 +87,13 @@ function Ended({ summary }) {
   return html`
     <${Figure} name=${`${whichSuccess(summary.held_out)}, before → after`}>
       <b>${fromTo(summary.success_before, summary.success_after ?? null, percent)}</b>
-      ${
-        between(low, high) &&
-        html`
-          ${" "}
-          <span class="dim" title="95 % interval">${between(low, high)}</span>
-        `
-      }
+      ${between(low, high) && html`${" "}<span class="dim" title="95 % interval">${between(low, high)}</span>`}
     <//>
-    ${controls.map(
-      ([name, value]) => html`
-        <${Figure} key=${name} name=${`control: ${name}`} title="without learning">
-          ${summary.controls_metric === "reward" ? number(value, 3) : percent(value)}
-        <//>
-      `,
-    )}
+    ${controls.map(([name, value]) => html`
+      <${Figure} key=${name} name=${`control: ${name}`} title="without learning">
+        ${summary.controls_metric === "reward" ? number(value, 3) : percent(value)}
+      <//>
+    `)}
     <${Figure} name="reward, before → after">
       ${fromTo(summary.reward_before, summary.reward_after ?? null, (value) => number(value, 3))}
     <//>
@@ -130,22 +111,13 @@ function Recorded({ run }) {
   return html`
     <${Figure} name=${found ? "success in evaluations" : "success"}>
       <b>${percent(found?.value ?? training)}</b>
-      ${
-        found &&
-        html`
-          ${" "}
-          <span class="dim" title="95 % interval">${between(found.low, found.high)}</span>
-        `
-      }
+      ${found && html`${" "}<span class="dim" title="95 % interval">${between(found.low, found.high)}</span>`}
     <//>
-    ${
-      found &&
-      html`
-        <${Figure} name="episodes">
-          ${number(found.episodes)} of ${number(found.groups)} ${found.groups === 1 ? "instance" : "instances"}
-        <//>
-      `
-    }
+    ${found && html`
+      <${Figure} name="episodes">
+        ${number(found.episodes)} of ${number(found.groups)} ${found.groups === 1 ? "instance" : "instances"}
+      <//>
+    `}
     <${Figure} name="policy of step">${number(run.steps)}<//>
   `;
 }
@@ -157,15 +129,7 @@ export function Result({ run, summary }) {
   return html`
     <section class="card result" aria-label="result">
       <dl class="figures">
-        ${
-          summary
-            ? html`
-                <${Ended} summary=${summary} />
-              `
-            : html`
-                <${Recorded} run=${run} />
-              `
-        }
+        ${summary ? html`<${Ended} summary=${summary} />` : html`<${Recorded} run=${run} />`}
       </dl>
     </section>
   `;

@@ -26,20 +26,12 @@ export const COLUMNS = [
 /** What became of an episode: a failure of ours, else the verdict or the environment's word. */
 export function Result({ row }) {
   if (row.failure)
-    return html`
-      <${Chip} tone="warn" title="not evidence: something of ours broke">⚠ ${kindOf(row.failure)}<//>
-    `;
+    return html`<${Chip} tone="warn" title="not evidence: something of ours broke">⚠ ${kindOf(row.failure)}<//>`;
   if (row.success === true)
-    return html`
-      <${Chip} tone="good">✓ solved<//>
-    `;
+    return html`<${Chip} tone="good">✓ solved<//>`;
   if (row.success === false)
-    return html`
-      <${Chip} tone="bad">✗ not solved<//>
-    `;
-  return html`
-    <${Chip} tone="quiet">not said<//>
-  `;
+    return html`<${Chip} tone="bad">✗ not solved<//>`;
+  return html`<${Chip} tone="quiet">not said<//>`;
 }
 
 function kindOf(failure) {
@@ -79,13 +71,7 @@ export function Row({ run, row, at, choose }) {
       </td>
       <th scope="row" class="task">
         <a href=${href.trajectory(run, row.id)} title=${row.goal || row.task_id}><bdi>${row.task_id}</bdi></a>
-        ${
-          row.split &&
-          row.split !== "train" &&
-          html`
-            <${Chip} tone="quiet">${row.split}<//>
-          `
-        }
+        ${row.split && row.split !== "train" && html`<${Chip} tone="quiet">${row.split}<//>`}
       </th>
       <td><${Result} row=${row} /></td>
       <td class="n">
@@ -100,19 +86,10 @@ export function Row({ run, row, at, choose }) {
       <td class="dim wide">${row.level ?? ""}</td>
       <td><${Labelled} label=${row.label} /></td>
       <td>
-        ${(row.flags ?? []).map(
-          (flag) => html`
-            <${Chip} key=${flag} tone="warn">${flag}<//>
-          `,
-        )}
+        ${(row.flags ?? []).map((flag) => html`<${Chip} key=${flag} tone="warn">${flag}<//>`)}
       </td>
       <td class="wide">
-        ${
-          row.group_id &&
-          html`
-            <a class="mono dim" href=${href.group(run, row.group_id)}>${short(row.group_id)}</a>
-          `
-        }
+        ${row.group_id && html`<a class="mono dim" href=${href.group(run, row.group_id)}>${short(row.group_id)}</a>`}
       </td>
       <td class="dim wide" title=${date(row.created)}>${ago(row.created)}</td>
     </tr>

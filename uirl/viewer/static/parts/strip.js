@@ -19,24 +19,16 @@ export function standing(turn, prefix, error) {
 }
 
 const SIGNS = {
-  right: html`
-    <span class="plus" title="right">✓</span>
-  `,
-  error: html`
-    <span class="minus" title="the error">✗</span>
-  `,
+  right: html`<span class="plus" title="right">✓</span>`,
+  error: html`<span class="minus" title="the error">✗</span>`,
   "": null,
 };
 
 /** The small picture of a place in the strip, or what was read there. */
 function Small({ run, hash, text }) {
   if (!hash)
-    return html`
-      <span class="noimage">${text.slice(0, 60) || "text"}</span>
-    `;
-  return html`
-    <img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />
-  `;
+    return html`<span class="noimage">${text.slice(0, 60) || "text"}</span>`;
+  return html`<img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />`;
 }
 
 function frame({ run, turn, at, state, go }) {
@@ -50,20 +42,11 @@ function frame({ run, turn, at, state, go }) {
           <b>${turn.index}</b>
           ${SIGNS[state]}
           <span class="what">${called}</span>
-          ${
-            turn.reward
-              ? html`
-                  <span class=${turn.reward > 0 ? "plus" : "minus"}>
-                    ${turn.reward > 0 ? "+" : ""}${number(turn.reward, 2)}
-                  </span>
-                `
-              : null
-          }${
-            turn.warned &&
-            html`
-              <span class="warned">⚠</span>
-            `
-          }
+          ${turn.reward ? html`
+            <span class=${turn.reward > 0 ? "plus" : "minus"}>
+              ${turn.reward > 0 ? "+" : ""}${number(turn.reward, 2)}
+            </span>
+          `: null}${turn.warned && html`<span class="warned">⚠</span>`}
         </span>
       </button>
     </li>
@@ -109,9 +92,7 @@ function useFollow(list, long, turn, id) {
 /** Room for frames that are not drawn, as they are out of sight. */
 function Room({ count }) {
   if (count <= 0) return null;
-  return html`
-    <li aria-hidden="true" style=${{ width: `${count * PITCH - GAP}px` }}></li>
-  `;
+  return html`<li aria-hidden="true" style=${{ width: `${count * PITCH - GAP}px` }}></li>`;
 }
 
 /** Which turns are drawn: [from, to), all of them where they are few. `scrolled` looks again. */

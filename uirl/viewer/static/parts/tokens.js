@@ -46,12 +46,7 @@ function Token({ run, figure, top, current, at, point }) {
       onPointerEnter=${() => point(index)}
       style=${{ background: background(figure, token, top) }}
     >
-      ${written(token)}${
-        times > 1 &&
-        html`
-          <small>× ${times}</small>
-        `
-      }
+      ${written(token)}${times > 1 && html`<small>× ${times}</small>`}
     </span>
   `;
 }
@@ -59,9 +54,7 @@ function Token({ run, figure, top, current, at, point }) {
 /** What is known of one token, in a line that stays where it is. */
 function Detail({ token, index, coordinate }) {
   if (!token)
-    return html`
-      <p class="detail dim">Point at a token, or go through them with ← and →.</p>
-    `;
+    return html`<p class="detail dim">Point at a token, or go through them with ← and →.</p>`;
   return html`
     <div class="detail" role="status">
       <b class="mono">
@@ -69,22 +62,10 @@ function Detail({ token, index, coordinate }) {
       </b>
       <span class="dim">at ${index}</span>
       <dl>
-        ${said(token).map(
-          ([name, value]) => html`
-            <div key=${name}>
-              <dt>${name}</dt>
-              <dd>${value}</dd>
-            </div>
-          `,
-        )}
+        ${said(token).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
         ${
           coordinate &&
-          html`
-            <div>
-              <dt>${coordinate.axis} = ${coordinate.value}</dt>
-              <dd>${percent(coordinate.probability)}</dd>
-            </div>
-          `
+          html`<div><dt>${coordinate.axis} = ${coordinate.value}</dt><dd>${percent(coordinate.probability)}</dd></div>`
         }
       </dl>
     </div>
@@ -109,25 +90,21 @@ function Body({ tokens, coordinates, figure, top }) {
   const shown = runs.slice(0, most);
   return html`
     <div class="tokens" ref=${body} role="group" aria-label="tokens" onKeyDown=${(event) => move(event, body.current)}>
-      ${shown.map(
-        (run, i) => html`
-          <${Token}
-            key=${run.index}
-            run=${run}
-            figure=${figure}
-            top=${top}
-            at=${at === null ? i === 0 : run.index === at}
-            current=${run.index === at}
-            point=${setAt}
-          />
-        `,
-      )}
+      ${shown.map((run, i) => html`
+        <${Token}
+          key=${run.index}
+          run=${run}
+          figure=${figure}
+          top=${top}
+          at=${at === null ? i === 0 : run.index === at}
+          current=${run.index === at}
+          point=${setAt}
+        />
+      `)}
     </div>
     ${
       runs.length > most &&
-      html`
-        <button class="link" onClick=${() => setMost(most + PIECE)}>${runs.length - most} more tokens</button>
-      `
+      html`<button class="link" onClick=${() => setMost(most + PIECE)}>${runs.length - most} more tokens</button>`
     }
     <${Detail} token=${at === null ? null : tokens[at]} index=${at} coordinate=${coordinate} />
   `;
@@ -139,12 +116,7 @@ function Coordinates({ coordinates }) {
     <p class="coordinates">
       how sure of the place:
       ${coordinates.map(
-        (one, i) => html`
-          <${Chip} key=${i}>
-            ${one.axis} = ${one.value}
-            <b>${percent(one.probability)}</b>
-          <//>
-        `,
+        (one, i) => html`<${Chip} key=${i}>${one.axis} = ${one.value}<b>${percent(one.probability)}</b><//>`,
       )}
     </p>
   `;
@@ -183,12 +155,8 @@ export function Tokens({ asked, figure, setFigure, context, setContext }) {
       <${Problem} error=${error} retry=${reload} />
       ${
         data === null && !error
-          ? html`
-              <${Busy} what="Reading tokens" />
-            `
-          : html`
-              <${Body} tokens=${tokens} coordinates=${data?.coordinates ?? []} figure=${figure} top=${top} />
-            `
+          ? html`<${Busy} what="Reading tokens" />`
+          : html`<${Body} tokens=${tokens} coordinates=${data?.coordinates ?? []} figure=${figure} top=${top} />`
       }
       <${Coordinates} coordinates=${data?.coordinates ?? []} />
     </section>

@@ -30,12 +30,7 @@ function fedName(fed) {
 function Enlarged({ shown, close }) {
   return html`
     <${Dialog} open=${shown !== null} close=${close} title=${shown?.name ?? ""} kind="large">
-      ${
-        shown &&
-        html`
-          <${Picture} ...${shown} />
-        `
-      }
+      ${shown && html`<${Picture} ...${shown} />`}
     <//>
   `;
 }
@@ -55,16 +50,10 @@ export function Pictures({ run, turn, heat }) {
   const all = turn === null ? [] : pairs(turn);
   if (all.length === 0) return null;
   const hot = (i) => (heat && (heat.image ?? 0) === i ? heat : null);
-  const one = (props) => html`
-    <${Picture} key=${props.which} ...${props} zoom=${() => setLarge(props)} />
-  `;
+  const one = (props) => html`<${Picture} key=${props.which} ...${props} zoom=${() => setLarge(props)} />`;
   return html`
     <section class="pictures" aria-label="pictures">
-      ${all.map(
-        (pair, i) => html`
-          <div class="pair" key=${i}>${both(run, pair, hot(i)).map(one)}</div>
-        `,
-      )}
+      ${all.map((pair, i) => html`<div class="pair" key=${i}>${both(run, pair, hot(i)).map(one)}</div>`)}
       <${Enlarged} shown=${large} close=${() => setLarge(null)} />
     </section>
   `;
@@ -74,19 +63,15 @@ export function Pictures({ run, turn, heat }) {
 function Arguments({ value }) {
   const entries = value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value) : [["", value]];
   if (entries.length === 0)
-    return html`
-      <span class="dim">no arguments</span>
-    `;
+    return html`<span class="dim">no arguments</span>`;
   return html`
     <dl class="arguments">
-      ${entries.map(
-        ([name, one]) => html`
-          <div key=${name}>
-            <dt>${name}</dt>
-            <dd><${Text} value=${one} lines=${8} characters=${600} label="argument" /></dd>
-          </div>
-        `,
-      )}
+      ${entries.map(([name, one]) => html`
+        <div key=${name}>
+          <dt>${name}</dt>
+          <dd><${Text} value=${one} lines=${8} characters=${600} label="argument" /></dd>
+        </div>
+      `)}
     </dl>
   `;
 }
@@ -96,28 +81,16 @@ export function Call({ call }) {
     <div class="call">
       <p class="row">
         <b class="mono">${call.name}</b>
-        ${
-          call.success === false &&
-          html`
-            <${Chip} tone="bad">refused<//>
-          `
-        }${
+        ${call.success === false && html`<${Chip} tone="bad">refused<//>`}${
           call.success === true &&
-          html`
-            <${Chip} tone="quiet">done<//>
-          `
+          html`<${Chip} tone="quiet">done<//>`
         }
       </p>
       <${Arguments} value=${call.arguments} />
       ${
         call.result !== null &&
         call.result !== undefined &&
-        html`
-          <div class="result">
-            <span class="dim">result</span>
-            <${Text} value=${call.result} label="result" />
-          </div>
-        `
+        html`<div class="result"><span class="dim">result</span><${Text} value=${call.result} label="result" /></div>`
       }
     </div>
   `;
@@ -125,52 +98,24 @@ export function Call({ call }) {
 
 function Part({ name, value, tone = "" }) {
   if (value === null || value === undefined || value === "") return null;
-  return html`
-    <div class=${`part ${tone}`}>
-      <h3>${name}</h3>
-      <${Text} value=${value} label=${name} />
-    </div>
-  `;
+  return html`<div class=${`part ${tone}`}><h3>${name}</h3><${Text} value=${value} label=${name} /></div>`;
 }
 
 function Facts({ turn }) {
   return html`
     <p class="row facts">
       <${Chip} tone=${turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : "quiet"}>reward ${number(turn.reward, 3)}<//>
-      ${
-        turn.terminated &&
-        html`
-          <${Chip}>terminated<//>
-        `
-      }${
-        turn.truncated &&
-        html`
-          <${Chip} tone="warn">truncated<//>
-        `
-      }
+      ${turn.terminated && html`<${Chip}>terminated<//>`}${turn.truncated && html`<${Chip} tone="warn">truncated<//>`}
       ${
         turn.finish_reason === "length" &&
-        html`
-          <${Chip} tone="warn" title="the reply reached the limit of tokens">cut off<//>
-        `
+        html`<${Chip} tone="warn" title="the reply reached the limit of tokens">cut off<//>`
       }
-      ${
-        turn.finish_reason === "abort" &&
-        html`
-          <${Chip} tone="warn">aborted<//>
-        `
-      }
-      ${turn.flags.map(
-        (flag) => html`
-          <${Chip} key=${flag} tone="warn">${flag}<//>
-        `,
-      )}
+      ${turn.finish_reason === "abort" && html`<${Chip} tone="warn">aborted<//>`}
+      ${turn.flags.map((flag) => html`<${Chip} key=${flag} tone="warn">${flag}<//>`)}
       ${
         turn.starts_segment &&
         turn.index > 0 &&
-        html`
-          <${Chip} title="the history was rewritten before this turn">new segment<//>
-        `
+        html`<${Chip} title="the history was rewritten before this turn">new segment<//>`
       }
       <${Chip} tone="quiet" title="of the policy that sampled this turn">version ${number(turn.policy_version)}<//>
       <${Chip} tone="quiet">${number(turn.context_tokens)} tokens fed<//>
@@ -185,23 +130,16 @@ function Seen({ observation }) {
   return html`
     <details class="seen" open>
       <summary>What it read</summary>
-      ${answers.map(
-        (answer, i) => html`
-          <div class="result" key=${i}>
-            <span class="dim">
-              answer of
-              <b class="mono">${answer.name}</b>
-            </span>
-            <${Text} value=${answer.result ?? plain(answer)} label="answer" />
-          </div>
-        `,
-      )}
-      ${
-        observation.text &&
-        html`
-          <${Text} value=${observation.text} label="text" />
-        `
-      }
+      ${answers.map((answer, i) => html`
+        <div class="result" key=${i}>
+          <span class="dim">
+            answer of
+            <b class="mono">${answer.name}</b>
+          </span>
+          <${Text} value=${answer.result ?? plain(answer)} label="answer" />
+        </div>
+      `)}
+      ${observation.text && html`<${Text} value=${observation.text} label="text" />`}
     </details>
   `;
 }
@@ -218,29 +156,19 @@ export function Said({ turn }) {
       <${Part} name="Thought" value=${turn.thought} tone="thought" />
       <${Part} name="Reply" value=${turn.reply ?? turn.action_text} />
       <${Part} name="Could not be read" value=${turn.parse_error} tone="bad" />
-      ${
-        turn.calls.length > 0 &&
-        html`
-          <div class="part">
-            <h3>${turn.calls.length === 1 ? "Call" : `${turn.calls.length} calls`}</h3>
-            ${turn.calls.map(
-              (call, i) => html`
-                <${Call} key=${i} call=${call} />
-              `,
-            )}
-          </div>
-        `
-      }
+      ${turn.calls.length > 0 && html`
+        <div class="part">
+          <h3>${turn.calls.length === 1 ? "Call" : `${turn.calls.length} calls`}</h3>
+          ${turn.calls.map((call, i) => html`<${Call} key=${i} call=${call} />`)}
+        </div>
+      `}
       <${Seen} observation=${turn.observation} />
-      ${
-        !isEmpty(turn.info) &&
-        html`
-          <details class="seen">
-            <summary>What the log was told</summary>
-            <${Text} value=${turn.info} label="log" />
-          </details>
-        `
-      }
+      ${!isEmpty(turn.info) && html`
+        <details class="seen">
+          <summary>What the log was told</summary>
+          <${Text} value=${turn.info} label="log" />
+        </details>
+      `}
     </section>
   `;
 }
@@ -251,23 +179,13 @@ export function Final({ run, final }) {
     <section class="pictures">
       <div class="pair">
         ${(final.images ?? []).map(
-          (hash) => html`
-            <${Picture} key=${hash} src=${of(run, "images", hash)} name="at the end" />
-          `,
+          (hash) => html`<${Picture} key=${hash} src=${of(run, "images", hash)} name="at the end" />`,
         )}
       </div>
     </section>
     <section class="card said">
       <header><h2>At the end</h2></header>
-      ${
-        final.text
-          ? html`
-              <${Text} value=${final.text} />
-            `
-          : html`
-              <p class="dim">No words, only the picture.</p>
-            `
-      }
+      ${final.text ? html`<${Text} value=${final.text} />` : html`<p class="dim">No words, only the picture.</p>`}
     </section>
   `;
 }

@@ -1,0 +1,1 @@
+"""`make chaos`: a run whose processes are killed by a seeded schedule, and an account of what came of it."""

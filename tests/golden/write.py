@@ -1,0 +1,112 @@
+"""Writes the golden files again: `python -m tests.golden.write`, or with names of runs these alone.
+
+What others see of the package is written as text: keys and their defaults, commands and options, tables, names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+import uirl
+from tests.config.test_store import reference_page
+from tests.golden import runs
+from uirl.cli.main import main as uirl_command
+from uirl.storage import TrajectoryStore
+
+HERE = Path(__file__).parent
+DIGITS, METRICS = HERE / "digits.json", HERE / "metric_names.txt"
+MARKS = ("application_id", "user_version")
+COMMANDS = (
+    *("train", "eval", "check", "chaos", "environments", "evolve", "export", "judge", "judge-report", "plan"),
+    *("serve", "serve-model", "verl", "view"),
+)
+
+
+def config_keys() -> str:
+    """Every key and option with its kind of value and its default; not what it means, in words."""
+    lines, section = [], ""
+    for line in reference_page().splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        elif match := re.match(r"\| `(\w+)` \| (.*)", line):
+            kind, default = re.split(r"(?<!\\) \| ", match[2])[:2]
+            lines.append(f"{section}.{match[1]} | {kind} | {default}")
+        elif match := re.match(r"\| `([\w.]+)` \| ", line):
+            lines.append(f"alias {match[1]}")
+    return "\n".join(lines) + "\n"
+
+
+def command_help() -> str:
+    """What `--help` says of every command, an option a line, however wide the terminal is."""
+    pages = []
+    for command in ("", *COMMANDS):
+        said = io.StringIO()
+        wide = mock.patch.dict(os.environ, COLUMNS="200", NO_COLOR="1")
+        with wide, contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            uirl_command([*command.split(), "--help"])
+        words = " ".join(said.getvalue().split())
+        pages.append(re.sub(r" (?=\[?--\w)", "\n  ", words))
+    return "\n\n".join(pages) + "\n"
+
+
+def store_schema(folder: Path) -> str:
+    """The statements that make a trajectory store, with its marks in the header."""
+    path = folder / "trajectories.sqlite"
+    TrajectoryStore(path).close()
+    connection = sqlite3.connect(path)
+    marks = [f"{name} {connection.execute(f'PRAGMA {name}').fetchone()[0]}" for name in MARKS]
+    made = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+    statements = [" ".join(sql.split()) for (sql,) in made]
+    connection.close()
+    return "\n".join([*marks, *statements]) + "\n"
+
+
+def surfaces(folder: Path) -> dict[str, str]:
+    """Return file name -> what stands in it."""
+    return {
+        "config_keys.txt": config_keys(),
+        "command_help.txt": command_help(),
+        "store_schema.txt": store_schema(folder),
+        "public_names.txt": "\n".join(uirl.__all__) + "\n",
+    }
+
+
+def stored_names() -> dict[str, set[str]]:
+    """Return metric -> the runs that have it."""
+    lines = METRICS.read_text().splitlines() if METRICS.exists() else []
+    return {name: set(found.split()) for name, found in (line.split(":") for line in lines)}
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    digits = json.loads(DIGITS.read_text()) if DIGITS.exists() else {}
+    metrics = stored_names()
+    for run in names or runs.RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            digits[run], found = runs.play(run, Path(folder))
+        for name in found:
+            metrics.setdefault(name, set())
+        for name, having in metrics.items():
+            having.add(run) if name in found else having.discard(run)
+    DIGITS.write_text(json.dumps(digits, indent=1) + "\n")
+    METRICS.write_text(
+        "".join(f"{name}: {' '.join(sorted(having))}\n" for name, having in sorted(metrics.items()) if having)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in surfaces(Path(folder)).items():
+            (HERE / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,1 +1,0 @@
-"""MiniWoB++ in a real browser: the environment, facts about its pages, their curriculum tags."""

@@ -1,1 +1,0 @@
-"""How 'uirl/tiny-vlm-grounded' learned to see: synthetic screens, questions about them, training, accuracy."""

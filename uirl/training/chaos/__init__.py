@@ -1,1 +1,0 @@
-"""`uirl chaos`: a run whose processes are killed by a seeded schedule, and an account of what came of it."""

@@ -1,0 +1,604 @@
+"""What a run takes of its GPU, or of the machine without one; what its config leaves open, chosen by that; and which
+keys make it fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+
+from uirl.algorithms import get_algorithm
+from uirl.config import ConfigStore
+from uirl.config.rates import choose_rates
+from uirl.config.relations import broken_for_training
+from uirl.config.sections.rollout import PARALLEL
+from uirl.config.sections.training import MICRO_BATCH_TOKENS
+from uirl.errors import ConfigError
+from uirl.images import screenshot
+from uirl.inference.embedded.packed_weights import packable
+from uirl.inference.embedded.scheduler import SchedulerLimits
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.models.precision import DTYPES, device_of, dtype_of
+from uirl.inference.models.quantized import bytes_of_quantized, language_linears
+from uirl.learner import Policy, lora
+from uirl.learner.adamw_8bit import bytes_of_moments
+from uirl.learner.lean_layers import keep_less
+from uirl.learner.policy import tokens_projected
+from uirl.runtime.memory import whole_memory
+from uirl.training import memory
+from uirl.training.memory import FP32, FREE, GIB, PICTURE, Moment, Shape, gib
+
+PROCESS = 0.5 * GIB
+"""The context of a GPU, or Python with its libraries. An allowance, not measured."""
+ASLEEP = 1.0 * GIB
+"""What an engine that sleeps keeps of a GPU: the context of its process, libraries, graphs. An allowance, not
+measured."""
+OPENING = 512
+"""Tokens of system prompt and task that are assumed where nothing bounds a sequence."""
+TEXT = 128
+"""Tokens of text that an observation is assumed to have beside its picture."""
+CACHE_ROWS = 16
+"""The attention cache of the embedded engine grows by so many rows."""
+UPDATE, PLAYING = "updating the policy", "playing episodes"
+CACHE, PACKED = "attention cache", "packed weights of decoding"
+WEIGHTS, GRADIENTS, BEFORE = "weights", "gradients", "weights before the update"
+CHECKPOINTING, TOKENS, AT_ONCE = "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"
+ENOUGH = 4096
+"""Tokens of a micro-batch down to which smaller ones cost less than activations that are computed again: that costs a
+forward pass, 1.2 to 1.4 times an update; micro-batches of 768 tokens cost nothing (benchmarks/RESULTS.md)."""
+LEAST_CONTEXT = 1024
+"""Tokens below which no context is proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a step of the learner and the engine hold at most, in rows and tokens."""
+
+    longest: int
+    """Tokens of the longest sequence."""
+    rows: int
+    """Samples of the largest micro-batch."""
+    width: int
+    """Tokens of each: fewer than of the longest, where more of them fill the micro-batch better."""
+    replies: int
+    """Of these, the tokens that the policy sampled."""
+    pictures: int
+    """Pictures of the longest sequence."""
+    pictures_each: int
+    """Pictures of each sample of the largest micro-batch."""
+    picture: tuple[int, int]
+    """Their width and height in pixels."""
+    picture_tokens: int
+    alone: bool
+    """One micro-batch is the whole minibatch, so that no gradient is there while it goes forward."""
+    episodes: int
+    """At once under way, each with a row of the attention cache."""
+    prefill_rows: int
+    bound: str | None
+    """The key that bounds the width; None: nothing does, and texts are assumed to be short."""
+
+    def __str__(self) -> str:
+        width, height = self.picture
+        shown = f", {self.pictures_each} picture(s) of {width}x{height} ({self.picture_tokens} tokens)"
+        length = f"bounded by {self.bound}" if self.bound else f"assuming {OPENING} tokens of task, {TEXT} a turn"
+        return (
+            f"largest micro-batch: {self.rows} x {self.width} tokens ({length}), of which {self.replies} are "
+            f"sampled{shown if self.pictures_each else ''}; {self.episodes} episode(s) at once"
+        )
+
+
+def workload_of(
+    config: ConfigStore, loaded: LoadedModel, *, picture: tuple[int, int] = PICTURE, tokens: int | None = None
+) -> Workload:
+    """Return the workload of a run. `picture`: width and height of a screenshot. `tokens`: of the longest sequence;
+    None: what the config bounds it to, or what its turns add up to."""
+    inference, training, rollout = config.inference, config.training, config.rollout
+    own = config.environment.options.get("max_turns")
+    turns = min(config.turn_limit, own) if isinstance(own, int) else config.turn_limit
+    of_picture = 0 if loaded.vision is None else loaded.vision.tokens_of(picture)
+    segments = memory.rows_of_episode(turns, rollout.max_images, rollout.keep_images)
+    shown = max(segments) if of_picture else 0
+    # a window of pictures drops only these: the words of all turns stay
+    whole = OPENING + turns * (TEXT + inference.max_tokens) + shown * of_picture
+    budget = None if rollout.token_budget is None else OPENING + rollout.token_budget + inference.max_tokens
+    bounds = {
+        "the model's positions": loaded.max_positions,
+        "inference.max_context": inference.max_context,
+        "rollout.max_tokens": rollout.max_tokens,
+        "rollout.token_budget": budget,
+        "--tokens": tokens,
+    }
+    limits = {name: bound for name, bound in bounds.items() if bound is not None}
+    bound = min(limits, key=lambda name: limits[name])
+    longest = min(whole, limits[bound]) if tokens is None else limits[bound]
+    samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
+    rows, width = _largest_micro_batch(samples, longest, training.micro_batch_limit)
+    pictures, each = (min(shown, max(0, n - 2) // of_picture) if of_picture else 0 for n in (longest, width))
+    at_once = min(rollout.parallel_limit, max(training.batch_size, training.eval_episodes), inference.max_batch_size)
+    return Workload(
+        longest=longest,
+        rows=rows,
+        width=width,
+        replies=min(turns * inference.max_tokens, width - each * of_picture - 1),
+        pictures=pictures,
+        pictures_each=each,
+        picture=picture,
+        picture_tokens=of_picture,
+        # of a shorter width, sequences of the longest are more than one micro-batch
+        alone=samples == rows and width == longest,
+        episodes=at_once,
+        prefill_rows=min(at_once, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
+        bound=bound if longest == limits[bound] else None,
+    )
+
+
+def _largest_micro_batch(samples: int, longest: int, limit: int) -> tuple[int, int]:
+    """Return (samples, tokens of each) of the micro-batch with the most tokens, of `samples` of up to `longest` tokens:
+    two sequences of half the limit are more than one of a little over half."""
+    rows = max(1, limit // longest)
+    if samples <= rows:
+        return samples, longest
+    shorter = limit // (rows + 1)
+    return (rows + 1, shorter) if (rows + 1) * shorter > rows * longest else (rows, longest)
+
+
+# the sum
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The moments of a run at which it takes most."""
+
+    model: str
+    parameters: int
+    trained: int
+    workload: Workload
+    moments: tuple[Moment, ...]
+    kept: Mapping[str, float]
+    """What it keeps for good, in bytes: weights, gradients, optimiser, copies."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Return the reasons why the run does not fit; empty: it does."""
+        return [moment.problem for moment in self.moments if moment.excess]
+
+    @property
+    def excess(self) -> float:
+        """Return the bytes above the limit, of all moments together; 0: it fits."""
+        return sum(moment.excess for moment in self.moments)
+
+    def fits(self, name: str) -> bool:
+        """Return whether the moment of that name fits."""
+        return not any(moment.excess for moment in self.moments if moment.name == name)
+
+    def __str__(self) -> str:
+        head = f"{self.model}: {self.parameters / 1e6:.4g} M parameters, {self.trained / 1e6:.4g} M of them are trained"
+        return "\n".join([head, str(self.workload), *map(str, self.moments)])
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model without its weights."""
+
+    loaded: LoadedModel
+    shape: Shape
+
+    @staticmethod
+    def of(config: ConfigStore) -> Described:
+        """Return the model of a run. Raises CheckpointError where its config or its tokenizer cannot be read."""
+        section = config.model.model_copy(update={"dtype": "float32", "device": "cpu"})
+        loaded = load_model(section, seed=config.training.seed, weights=False)
+        keep_less(loaded.model)
+        return Described(loaded, memory.shape_of(loaded.model))
+
+
+def plan_of(
+    config: ConfigStore,
+    *,
+    limit: float | None,
+    gpu: bool = True,
+    picture: tuple[int, int] = PICTURE,
+    tokens: int | None = None,
+    model: Described | None = None,
+) -> Plan:
+    """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`,
+    `tokens`: see `workload_of`. `model`: that of the run, where a caller has it.
+
+    Raises CheckpointError where the config or the tokenizer of the model cannot be read.
+    """
+    model = model or Described.of(config)
+    work = workload_of(config, model.loaded, picture=picture, tokens=tokens)
+    run = _Run(config, model, work, gpu)
+    here = config.inference.backend == "transformers" and not config.actors.engines
+    may = None if limit is None else (1 - FREE) * limit
+    states = run.states()
+    waiting = {name: size for name, size in states.items() if name not in (GRADIENTS, BEFORE)}
+    beside = {"contexts, libraries": PROCESS} | ({} if gpu else {"pictures kept": run.pictures_kept()})
+    awake = {"engine": _engine(config, limit)}
+    asleep = {"engine, asleep": ASLEEP} if gpu and config.engine_sleep_level else awake
+    playing = waiting | beside | awake
+    cache: dict[str, float] = {}
+    if here:
+        playing |= run.prefill()
+        cache = {CACHE: run.cache()}
+        packed = 0.0 if gpu else run.packed()
+        free = None if may is None else may - sum({**playing, **cache}.values())
+        if free is None or free > 2 * packed:  # else the engine does without
+            cache[PACKED] = packed
+    ahead = cache if config.actors.run_ahead else {}
+    where = "GPU" if gpu else "host"
+    moments = (
+        Moment(where, UPDATE, _there(run.update(states) | beside | asleep | ahead), may),
+        Moment(where, PLAYING, _there(playing | cache), may),
+    )
+    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), work, moments, states)
+
+
+def _there(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(size) for name, size in parts.items() if size > 0}
+
+
+def _engine(config: ConfigStore, limit: float | None) -> float:
+    """Return the bytes that an engine of its own takes of the GPU."""
+    inference = config.inference
+    if inference.backend not in ("vllm", "sglang") or inference.server_url is not None or limit is None:
+        return 0.0
+    name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
+    share = inference.engine_options.get(name, usual)
+    return float(share) * limit if isinstance(share, (int, float)) else 0.0
+
+
+class _Run:
+    """The bytes of a run, part by part."""
+
+    def __init__(self, config: ConfigStore, model: Described, work: Workload, gpu: bool) -> None:
+        self.config, self.loaded, self.shape, self.work = config, model.loaded, model.shape, work
+        self.itemsize = DTYPES[dtype_of(config.model, gpu=gpu)].itemsize
+        self.adapters = _adapters(config, model.loaded) if config.model.use_lora else []
+        self.trained = self.adapters or _trainable(config, model.loaded)
+        self.critic = get_algorithm(config.training.adv_estimator).needs_critic
+        self.vision = self.shape.vision if work.pictures else None
+        self.eyes_trained = config.model.lora.vision if config.model.use_lora else not config.model.freeze_vision
+
+    def states(self) -> dict[str, float]:
+        """Return what stays: two moments of what is trained, and float32 masters of what is narrower."""
+        config, model, size = self.config, self.loaded.model, self.itemsize
+        head = [self.shape.text.width, 1] if self.critic else []
+        trained = sum(self.trained)
+        weights = self.shape.parameters * size + sum(buffer.nbytes for buffer in model.buffers())
+        out = {WEIGHTS: float(weights), "adapters": float(size * sum(self.adapters))}
+        if config.model.quantization is not None:
+            narrow = [linear.weight.numel() for linear in language_linears(model).values()]
+            out[WEIGHTS] += sum(bytes_of_quantized(numbers) - size * numbers for numbers in narrow)
+            out["a layer in full"] = float(size * max(narrow))
+        if config.inference.backend == "transformers" and config.actors.run_ahead and not config.actors.engines:
+            out["the engine's copy of the weights"] = out[WEIGHTS]
+        moments = 2 * FP32 * (trained + sum(head))
+        if config.training.optimizer == "adamw_8bit":
+            moments = sum(bytes_of_moments(numbers) for numbers in (*self.trained, *head))
+        return out | {
+            "value head": float(FP32 * sum(head)),
+            "reference": float(size * trained) if config.needs_reference and not self.adapters else 0.0,
+            "optimizer": float(moments + (FP32 * trained if size < FP32 else 0)),
+            GRADIENTS: float(FP32 * (trained + sum(head))),
+            BEFORE: FP32 * (trained + sum(head)) if config.algorithm.max_update_kl is not None else 0.0,
+        }
+
+    def update(self, states: Mapping[str, float]) -> dict[str, float]:
+        """Return the parts of an update when it holds most: on its way back through the last layers, with the logits or
+        with a layer at work."""
+        work, text, size = self.work, self.shape.text, self.itemsize
+        recompute = bool(self.config.model.gradient_checkpointing)
+        kept, at_work = memory.activations(text, work.rows * work.width, itemsize=size, recompute=recompute)
+        if self.config.model.attn_implementation == "eager":
+            scores = float(work.rows * work.width**2 * self.shape.heads * (size + FP32))
+            kept, at_work = (
+                (kept, at_work + 2 * scores) if recompute else (kept + text.layers * scores, at_work + scores)
+            )
+        sampled = work.rows * work.replies
+        kept += sampled * text.width * (2 * size + FP32 * self.critic)
+        pixels = 0.0
+        if self.vision is not None:
+            patches = self._patches() * work.rows * work.pictures_each
+            pixels = patches * self.vision.patch_numbers * size
+            if self.eyes_trained:
+                seen, cell = memory.activations(self.vision.tower, patches, itemsize=size, recompute=recompute)
+                kept += seen + patches / self.vision.merge**2 * self.vision.around * size
+                at_work = max(at_work, cell)
+        logits = self._logits(sampled)
+        arriving = 0.0 if self.adapters else float(self.shape.head_parameters * (size + FP32 * (not self.shape.tied)))
+        parts = {"activations": kept + max(0.0, at_work - logits), "logits": logits, "pictures": pixels}
+        if work.alone and states[GRADIENTS] < sum(parts.values()):
+            states = {**states, GRADIENTS: 0.0}  # they come as activations go
+        elif work.alone:
+            parts = {}
+        return {**states, **parts, "gradients on their way": arriving}
+
+    def _logits(self, sampled: int) -> float:
+        """Return the bytes of the logits that wait for the backward pass and of the chunk that is scored."""
+        kept, at_once = tokens_projected(self.loaded, self.itemsize)
+        waiting = min(sampled, kept)
+        return float((waiting + min(sampled - waiting, at_once)) * self.shape.vocabulary * self.itemsize)
+
+    def prefill(self) -> dict[str, float]:
+        """Return the bytes of the largest prefill and of a draw of tokens for all that run."""
+        work, text, size = self.work, self.shape.text, self.itemsize
+        most = float(
+            work.prefill_rows * work.longest * size * (4 * text.width + (4 if self.adapters else 3) * text.widest)
+        )
+        logits = work.episodes * self.shape.vocabulary * (size + 2 * FP32)
+        pixels = 0.0
+        if self.vision is not None:
+            patches = self._patches() * work.prefill_rows * work.pictures
+            pixels = patches * self.vision.patch_numbers * size
+            most = max(most, patches * size * 5 * self.vision.tower.widest)
+        return {"activations": max(most, logits), "pictures": pixels}
+
+    def cache(self) -> float:
+        """Return the bytes of keys and values of all episodes under way, each of the longest."""
+        work = self.work
+        # rows of the cache grow by an eighth
+        rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.longest * 9 // 8 // 64) * 64
+        whole = memory.kv_cache(self.shape, rows * length, itemsize=self.itemsize)
+        most = self.config.inference.kv_cache_gib  # beyond it requests wait
+        return whole if most is None else min(whole, most * GIB)
+
+    def packed(self) -> float:
+        """Return the bytes of the second copy of large matrices that a CPU decodes with."""
+        return float(sum(linear.weight.nbytes for linear in packable(self.loaded.model))) * (self.itemsize == FP32)
+
+    def pictures_kept(self) -> float:
+        """Return the bytes of encoded pictures that wait in main memory for their next use."""
+        if self.vision is None:
+            return 0.0
+        all_of_them = self.config.training.batch_size * self.config.turn_limit * self._picture().bytes
+        return float(min(self.config.model.picture_cache_gib * GIB, all_of_them))
+
+    def _picture(self) -> Any:
+        assert self.loaded.vision is not None
+        return self.loaded.vision.encode([screenshot(Image.new("RGB", self.work.picture))])[0]
+
+    def _patches(self) -> float:
+        assert self.vision is not None
+        numbers = sum(t.numel() for t in self._picture().tensors.values() if t.is_floating_point())
+        return numbers / self.vision.patch_numbers
+
+
+def _trainable(config: ConfigStore, loaded: LoadedModel) -> list[int]:
+    """Return the numbers of each weight that is trained without adapters. Raises ConfigError for a text model whose
+    vision tower shall be frozen."""
+    loaded.model.requires_grad_(True)
+    if config.model.freeze_vision:
+        lora.freeze_vision(loaded.model, loaded.name)
+    return [parameter.numel() for parameter in loaded.model.parameters() if parameter.requires_grad]
+
+
+def _adapters(config: ConfigStore, loaded: LoadedModel) -> list[int]:
+    """Return the numbers of each matrix of the adapters. Raises ConfigError where no layer is adapted."""
+    out: list[int] = []
+    rank = config.model.lora.r
+    targets = lora.target_modules(loaded.model, config.model.lora)
+    for name in targets.weights:
+        *experts, one, other = loaded.model.get_parameter(name).shape
+        out += [rank * math.prod(experts) * one, rank * math.prod(experts) * other]
+    return out
+
+
+# what nobody chose
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A config without open keys."""
+
+    config: ConfigStore
+    chosen: Mapping[str, Any]
+    """Key -> value of those that were null."""
+    plan: Plan | None = None
+    """What the plan says of `config`; None: it was not asked, as for a built-in model."""
+    again: Callable[[ConfigStore], Plan] | None = None
+    """Plans another config."""
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{key}={_written(value)}" for key, value in self.chosen.items())
+        asked = self.plan is not None and not AMPLE.keys().isdisjoint(self.chosen)
+        how = "; it does not fit: ".join(["by the plan", *self.plan.problems]) if asked else ""
+        return f"chosen for this model and its device: {values}{how and f' ({how})'}"
+
+
+AMPLE: dict[str, Any] = {CHECKPOINTING: False, TOKENS: MICRO_BATCH_TOKENS, AT_ONCE: PARALLEL}
+"""The three keys that follow from memory, where it is no limit."""
+
+
+def memory_here(config: ConfigStore) -> tuple[bool, int | None]:
+    """Return (whether the run is on a GPU, all bytes of that GPU or of this machine; None: unknown)."""
+    device = device_of(config.model.device)
+    if device.type == "cuda":
+        return True, torch.cuda.get_device_properties(device).total_memory
+    return False, whole_memory()
+
+
+def settle(
+    config: ConfigStore,
+    *,
+    phases: Collection[str] = ("training", "warm_start"),
+    here: tuple[bool, float | None] | None = None,
+    policy: Policy | None = None,
+    **sizes: Any,
+) -> Settled:
+    """Return a copy of `config` in which precision, learning rates, gradient checkpointing, the size of a micro-batch
+    and the episodes at once have values. What is set stays as it is.
+
+    `phases`: those of which the learning rates are wanted (`uirl.config.rates.USUAL`). `here`: (whether the model lies
+    on a GPU, bytes of that GPU or of the machine; None: unknown); None: those of this machine. `policy`: one that is
+    loaded already, which says what it is. `sizes`: `picture`, `tokens` and `model` of `plan_of`.
+    Raises CheckpointError where the config or the tokenizer of a checkpoint cannot be read.
+    """
+    config, model = config.model_copy(deep=True), config.model
+    config.logging.keep_home()
+    gpu, limit = memory_here(config) if here is None else here
+    chosen: dict[str, Any] = {}
+    if model.dtype is None:
+        loaded = None if policy is None else str(policy.loaded.dtype).removeprefix("torch.")
+        chosen["model.dtype"] = config.model.dtype = loaded or dtype_of(model, gpu=gpu)  # type: ignore[assignment]
+    chosen |= choose_rates(config, phases)
+    if "training" in phases and config.training.entropy_coef is None:
+        chosen["training.entropy_coef"] = config.training.entropy_coef = config.entropy_coef
+    ample = AMPLE | ({} if policy is None else {CHECKPOINTING: policy.gradient_checkpointing})
+    found = {key: value for key, value in ample.items() if _value(config, key) is None}
+    if policy is not None or limit is None or model.built_in:
+        return Settled(_with(config, found), chosen | found)
+    plan = partial(plan_of, limit=limit, gpu=gpu, **{"model": sizes.get("model") or Described.of(config), **sizes})
+    found = _planned(config, found, plan)
+    config = _with(config, found)
+    return Settled(config, chosen | found, plan(config), plan)
+
+
+def _planned(config: ConfigStore, found: dict[str, Any], plan: Callable[[ConfigStore], Plan]) -> dict[str, Any]:
+    """Return the values of the open keys `found` that fit, in the order of what they cost: fewer sequences in a
+    micro-batch, down to `ENOUGH` tokens; then activations are computed again; then fewer sequences still. And fewer
+    episodes are played at once."""
+
+    def fits(moment: str, **more: Any) -> bool:
+        return plan(_with(config, found | more)).fits(moment)
+
+    work = plan(_with(config, found)).workload
+    for again in ({}, {CHECKPOINTING: True}) if CHECKPOINTING in found else ({},):
+        found = found | again
+        if fits(UPDATE):
+            break
+        if TOKENS in found and work.rows > 1:
+            rows = _most(work.rows - 1, lambda n: fits(UPDATE, **{TOKENS: n * work.longest}))
+            tokens = {TOKENS: rows * work.longest}
+            if again or CHECKPOINTING not in found or (tokens[TOKENS] >= ENOUGH and fits(UPDATE, **tokens)):
+                found |= tokens
+                break
+    if AT_ONCE in found and not fits(PLAYING):
+        sixteens = -(-work.episodes // CACHE_ROWS) - 1
+        found[AT_ONCE] = CACHE_ROWS * _most(sixteens, lambda n: fits(PLAYING, **{AT_ONCE: CACHE_ROWS * n}))
+    return found
+
+
+def _most(highest: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to `highest` that fits, where less takes less; 1 where none does."""
+    return max(1, bisect_left(range(1, highest + 1), True, key=lambda n: not fits(n)))
+
+
+def _value(config: ConfigStore, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value).strip('"')
+
+
+def _with(config: ConfigStore, values: Mapping[str, Any]) -> ConfigStore:
+    """Return a copy of `config` with `values` of the keys that follow from memory."""
+    config = config.model_copy(deep=True)
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        setattr(getattr(config, section), name, value)
+    return config
+
+
+# what would fit
+
+
+def require_room(settled: Settled) -> None:
+    """Raise ConfigError where what a run keeps for good (weights, gradients, optimiser, copies) is more than all the
+    memory there is. What only its longest sequences take does not count: they may never come, and micro-batches
+    shrink."""
+    plan, config = settled.plan, settled.config
+    if plan is None or settled.again is None:
+        return
+    moment, kept = plan.moments[0], sum(plan.kept.values())
+    whole = (moment.limit or math.inf) / (1 - FREE)
+    if kept <= whole:
+        return
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.kept.items() if size)
+    raise ConfigError(
+        f"{config.model.source} cannot be trained here: got {parts}, {gib(kept)} GiB in all, expected at most the "
+        f"{gib(whole)} GiB of this {'GPU' if moment.where == 'GPU' else 'machine'}; "
+        f"{advice(*remedies(config, plan, settled.again))}. `uirl plan` says what takes how much"
+    )
+
+
+def remedies(config: ConfigStore, plan: Plan, again: Callable[[ConfigStore], Plan]) -> tuple[list[str], Plan]:
+    """Return (changes of keys, the plan with all of them and nothing else). `again`: plans another config.
+
+    Changes that cost time alone come first, then those that cost learning. None is among those that fit without which
+    it fits too.
+    """
+    kept: list[str] = []
+    for change in _changes(config, plan):
+        tried = _tried(config, more := _together(config, kept, change), again) if plan.problems else None
+        if tried is not None and tried.excess < plan.excess:
+            kept, plan = more, tried
+    for needless in list(kept) if not plan.problems else ():
+        fewer = _tried(config, less := [other for other in kept if other != needless], again)
+        if fewer is not None and not fewer.problems:
+            kept, plan = less, fewer
+    return kept, plan
+
+
+def advice(changes: list[str], plan: Plan) -> str:
+    """Return in words what `remedies` found."""
+    if not plan.problems:
+        return f"it fits with: {' '.join(changes)}"
+    missing = f"{gib(plan.excess)} GiB are missing; take a smaller model or a larger GPU"
+    return f"even with {' '.join(changes)} {missing}" if changes else missing
+
+
+def _together(config: ConfigStore, changes: list[str], change: tuple[str, ...]) -> list[str]:
+    """Return `changes` and `change`, whose keys count, without what `config` says already."""
+    merged = dict(part.split("=", 1) for part in (*changes, *change))
+    return [f"{key}={new}" for key, new in merged.items() if _written(_value(config, key)) != new]
+
+
+def _tried(config: ConfigStore, changes: list[str], again: Callable[[ConfigStore], Plan]) -> Plan | None:
+    """Return the plan with `changes`; None: they do not go together in a run that learns."""
+    try:
+        changed = config.override(changes)
+        return again(changed) if set(broken_for_training(changed)) <= set(broken_for_training(config)) else None
+    except ConfigError:
+        return None
+
+
+def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield changes, each with the keys that have to follow it. A later change of a key goes further than an earlier
+    one."""
+    model, work = config.model, plan.workload
+    if config.inference.sleep == "off" and config.override(["inference.sleep=auto"]).engine_sleep_level:
+        yield ("inference.sleep=auto",)
+    yield ("model.gradient_checkpointing=true",)
+    if model.dtype == "float32":
+        yield ("model.dtype=bfloat16",)
+    if work.rows > 1:
+        yield (f"training.micro_batch_tokens={work.longest}",)
+    yield from ((f"rollout.parallel={episodes}",) for episodes in _halves(work.episodes, 1))
+    if not model.use_lora:
+        if work.pictures:
+            yield ("model.freeze_vision=true",)
+        yield ("training.optimizer=adamw_8bit",)
+        sleep = ("inference.sleep=auto",) if config.inference.sleep == 2 else ()
+        yield ("model.use_lora=true", "model.freeze_vision=false", *sleep)
+    if not model.built_in:
+        here = config.inference.backend == "transformers"
+        yield ("model.quantization=nf4", *(("actors.staleness=0", "actors.engines=0") if here else ()))
+    if work.pictures > 1:
+        kept = () if config.rollout.keep_images is None else ("rollout.keep_images=1",)
+        yield ("rollout.max_images=1", *kept)
+    yield from ((f"inference.max_context={context}",) for context in _halves(work.longest, LEAST_CONTEXT))
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    while (number := number // 2) >= least:
+        yield number
