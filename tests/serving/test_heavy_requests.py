@@ -12,7 +12,7 @@ from tests.inference.pictures import picture
 from tests.serving.worlds import ask, client_of, data_url, says, user
 from uirl.images import Screenshot
 from uirl.inference import LoadedModel
-from uirl.serving import ModelEndpoint, lengths
+from uirl.serving import ModelEndpoint, rendering
 from uirl.serving.protocol import messages as wire_messages
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
 from uirl.serving.protocol.fields import APIProblem
@@ -85,7 +85,7 @@ def test_a_text_that_fits_is_never_refused(lm: LoadedModel) -> None:
 
 
 async def test_long_texts_are_encoded_beside_the_event_loop(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "SMALL", 400)
+    monkeypatch.setattr(rendering, "SMALL", 400)
     loaded, tokenizer = counted(lm)
     service = ModelEndpoint(says(lm, "yes"), loaded).service
     await service.chat(chat_call(user("hello")), None)
@@ -107,7 +107,7 @@ async def test_pictures_are_decoded_beside_the_event_loop_and_once(
         return read(shot)
 
     monkeypatch.setattr(Screenshot, "open", watched)
-    monkeypatch.setattr(lengths, "SMALL", 100)
+    monkeypatch.setattr(rendering, "SMALL", 100)
     async with ModelEndpoint(says(vlm, "yes"), vlm, any_model=True) as endpoint:
         client = client_of(endpoint)
         for _ in range(3):

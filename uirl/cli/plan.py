@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
+    from uirl.training.plan import Plan
 
 
 def add_command(commands: Any) -> None:
@@ -31,7 +34,10 @@ def _run(options: argparse.Namespace) -> int:
     gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
     shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens, "model": Described.of(config)}
     settled = settle(config, here=(gpu, limit), **shown)
-    again = partial(plan_of, limit=limit, gpu=gpu, **shown)
+
+    def again(of: ConfigStore) -> Plan:
+        return plan_of(of, limit=limit, gpu=gpu, **shown)
+
     plan = again(settled.config)
     if settled.chosen:
         print(settled)

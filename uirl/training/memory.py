@@ -215,17 +215,17 @@ def _tower(layers: Any, attention: tuple[int, int], chosen: int) -> Tower:
     for path, _, sizes in _linears(layer):
         groups.setdefault(path.rpartition(".")[0], []).append(sizes)
     kept, width = 0, next(iter(groups.values()))[0][0]
-    for parent, sizes in groups.items():
-        *first, (read, _) = sizes
-        kept += sum({reads for reads, _ in first}) + read + sum(returned for _, returned in sizes)
+    for parent, pairs in groups.items():
+        first, (read, _) = pairs[:-1], pairs[-1]
+        kept += sum({reads for reads, _ in first}) + read + sum(returned for _, returned in pairs)
         module = layer.get_submodule(parent)
         opens = any(hasattr(module, name) for name in ("act_fn", "activation_fn", "act"))
         if opens and not isinstance(module, lean) and sum(returned for _, returned in first) == 2 * read:
             kept += read  # act(gate), which the product with `up` keeps
-        elif not opens and len(sizes) == 2 and first[0][1] > read:
+        elif not opens and len(pairs) == 2 and first[0][1] > read:
             kept += (first[0][1] + read) // 2  # queries and keys that were rotated; values hold all three as they came
     experts = [chosen * size for p in layer.parameters() if p.ndim == 3 for size in p.shape[1:]]
-    every = [size for sizes in groups.values() for pair in sizes for size in pair]
+    every = [size for pairs in groups.values() for pair in pairs for size in pair]
     wide, outer = 0, 0
     for path, part in layer.named_modules():
         if "norm" not in type(part).__name__.lower() or getattr(part, "weight", None) is None:

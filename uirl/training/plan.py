@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -408,8 +407,8 @@ class Settled:
 
     def __str__(self) -> str:
         values = ", ".join(f"{key}={_written(value)}" for key, value in self.chosen.items())
-        asked = self.plan is not None and not AMPLE.keys().isdisjoint(self.chosen)
-        how = "; it does not fit: ".join(["by the plan", *self.plan.problems]) if asked else ""
+        asked = None if AMPLE.keys().isdisjoint(self.chosen) else self.plan
+        how = "" if asked is None else "; it does not fit: ".join(["by the plan", *asked.problems])
         return f"chosen for this model and its device: {values}{how and f' ({how})'}"
 
 
@@ -455,7 +454,11 @@ def settle(
     found = {key: value for key, value in ample.items() if _value(config, key) is None}
     if policy is not None or limit is None or model.built_in:
         return Settled(_with(config, found), chosen | found)
-    plan = partial(plan_of, limit=limit, gpu=gpu, **{"model": sizes.get("model") or Described.of(config), **sizes})
+    sizes |= {"model": sizes.get("model") or Described.of(config)}
+
+    def plan(of: ConfigStore) -> Plan:
+        return plan_of(of, limit=limit, gpu=gpu, **sizes)
+
     found = _planned(config, found, plan)
     config = _with(config, found)
     return Settled(config, chosen | found, plan(config), plan)
