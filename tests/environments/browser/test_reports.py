@@ -789,7 +789,7 @@ REPORTS = [*COVERED, *SHAPES, *BOXES, *FIELDS, *HANDS, *CLIPBOARD, *NUMBERED]
 def numbered(written: Mapping[str, Any], tree: str) -> dict[str, Any]:
     """The arguments, with the number from the tree for what is named in words."""
     found = {
-        name: re.search(rf"\[(\d+)\][^\n]*{re.escape(words)}", tree)
+        name: re.search(rf"{re.escape(words)}[^\n]*\[(\d+)\]", tree)
         for name, words in written.items()
         if name in ("mark", "to_mark") and isinstance(words, str)
     }

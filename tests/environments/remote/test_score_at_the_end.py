@@ -29,7 +29,7 @@ def test_a_server_without_the_question_for_a_score_is_played_as_before(
     monkeypatch.setattr(Clicking, "score_now", lambda self: (0.25, {}))
     with faulty_native() as (url, faulty):
         environment = native(url)
-        environment._servers.description = environment.description.model_copy(update={"scores_now": False})
+        environment._description[:] = [environment.description.model_copy(update={"scores_now": False})]
         expect_failures(play(lm, environment), "timeout", "its score was never known")
         assert faulty.count("/score") == 0
 
