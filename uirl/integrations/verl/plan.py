@@ -303,7 +303,7 @@ class _Run:
 
     def _pictures(self, vision: Vision) -> float:
         """Return the bytes of the pictures of all sequences of an update, on one node at worst, as our workers keep
-        them (`uirl.integrations.verl.rollout.packing`): a byte per number, one frame."""
+        them (`uirl.integrations.verl.workers`): a byte per number, one frame."""
         episodes = self.config.data.train_batch_size * self.rollout.n
         return float(episodes * sum(self._picture_rows(vision)) * self.patches * vision.patch_numbers / vision.frames)
 

@@ -160,8 +160,8 @@ def test_the_critics_micro_batches_are_those_that_verl_takes(tmp_path: Path) -> 
 
 
 def test_logits_that_are_never_all_there_take_no_room(tmp_path: Path) -> None:
-    """64 thousand tokens on one GPU: refused with whole logits, and not where one kernel makes and uses them."""
-    long = (f"{ACTOR}.ppo_max_token_len_per_gpu=65536", "data.max_response_length=61440")
+    """56 thousand tokens on one GPU: refused with whole logits, and not where one kernel makes and uses them."""
+    long = (f"{ACTOR}.ppo_max_token_len_per_gpu=57344", "data.max_response_length=53248")
     whole = plan(FILE, tmp_path, *long, "uirl.rollout.max_images=3")
     fused = plan(FILE, tmp_path, *long, "actor_rollout_ref.model.use_fused_kernels=true")
     assert any("scoring" in problem for problem in whole.problems)
