@@ -61,7 +61,7 @@ def test_closures_come_as_they_are() -> None:
         (uses(Client()), r"thing's variable client\.busy\['lock'\] is a _thread\.lock"),
         (Client().ask, r"thing\.__self__\.busy\['lock'\] is a _thread\.lock"),
         (functools.partial(uses, Client()), r"thing\.args\[0\]\.busy\['lock'\] is a _thread\.lock"),
-        ([0, {"x": Refuses()}], r"thing\[1\]\['x'\] is a tests\.peers\.test_objects\.Refuses"),
+        ([0, {"x": Refuses()}], r"thing\[1\]\['x'\] is a tests\.training\.channels\.test_objects\.Refuses"),
         (sys._getframe(), r"thing is a builtins\.frame"),
     ],
 )
