@@ -24,6 +24,7 @@ from tests.verification.scripted_judge import (
     verdict,
 )
 from uirl.errors import JudgeFailure
+from uirl.http.client import HTTPClient, Response
 from uirl.images import Screenshot
 from uirl.types import Action, Observation, Task, Trajectory, Turn
 from uirl.verification.client import JudgeClient, cause_of
@@ -284,18 +285,18 @@ async def test_a_budget_outlives_the_process(server: ScriptedJudge, tmp_path: Pa
 async def test_at_most_so_many_calls_at_once(server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     together, most = 0, 0
     judge = judge_of(server, concurrent=2)
-    send = JudgeClient._send
+    send = HTTPClient.send
 
-    async def watched(self: JudgeClient, body: dict[str, Any]) -> bytes:
+    async def watched(self: HTTPClient, *request: Any, **options: Any) -> Response:
         nonlocal together, most
         together += 1
         most = max(most, together)
         try:
-            return await send(self, body)
+            return await send(self, *request, **options)
         finally:
             together -= 1
 
-    monkeypatch.setattr(JudgeClient, "_send", watched)
+    monkeypatch.setattr(HTTPClient, "send", watched)
     await asyncio.gather(*(judge.judge(Evidence(record(final=green(level)))) for level in range(100, 110)))
     assert most == 2
 
@@ -330,7 +331,7 @@ async def test_the_key_is_sent_and_never_told(
     with pytest.raises(JudgeFailure, match="is the key in UIRL_LLM_API_KEY right") as caught:
         await judge.judge(Evidence(record(final=green())))
     assert server.seen[0].headers["authorization"] == "Bearer sk-secret"
-    assert "asked again without: response_format of ***" in caplog.text
+    assert "asked again without: 'response_format of ***'" in caplog.text
     assert "sk-secret" not in str(caught.value) + caplog.text
 
 
