@@ -327,7 +327,7 @@ def arguments_of(backend: str, loaded: LoadedModel, *assignments: str) -> Any:
         return arguments | {"model_path": ""} | config.inference.engine_options
     engine: Any = create_engine(config, loaded)
     client = engine._client
-    asked = (client.base_url, client.api_key_env, client.timeout, client.retries)
+    asked = (client.base_url, client.key_env, client.timeout, client.retries)
     return asked, engine._named_model, engine._max_context
 
 
