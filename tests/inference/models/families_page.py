@@ -69,9 +69,9 @@ on; one seed each, one thread, beside other work.
 - `configs/smollm2_reasoning.yaml`: two generators of reasoning-gym in two sizes (extra `reasoning`), with a curriculum.
   61.7 % (53 to 70) after imitation, 73.4 % (65 to 80) after 3072 more episodes; 18 minutes in all.
 - `configs/smollm2_page.yaml`: a real page as words alone; it presses the button that is asked for, whose word it never
-  saw in training. Tuned on the same texts without a browser: 512 demonstrations gave 128 of 128. With the number of a
-  button before its word, in place of behind it, 512 gave 67 %, and 256 gave 19 % in place of 55 %: a model that has
-  found the word reads on.
+  saw in training: 96.9 % (89 to 99) of 64 pages in Chromium after imitation of 512, with nothing left for GRPO. On the
+  same texts without a browser, with the number of a button before its word in place of behind it, 512 gave 67 % in
+  place of 98 %, and 256 gave 19 % in place of 55 %: a model that has found the word reads on.
 
 On a CPU with AMX or AVX512-BF16 use `model.dtype=bfloat16`: products are five times quicker there than in float32. On
 one without they are sixty times slower.
