@@ -33,7 +33,8 @@ RAY = {"use_ray": True, "num_actors": 2, "actor_cpus": 0.25}
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process of Ray or of ours outlives a test, and no picture."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     home = tmp_path / "ram"  # other runs of this machine have pictures on its RAM disk
     home.mkdir()
     monkeypatch.setattr("uirl.runtime.scratch.RAM_DISK", home)

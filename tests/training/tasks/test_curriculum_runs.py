@@ -136,8 +136,6 @@ def test_a_run_that_had_none_continues_with_one(tmp_path: Path, capsys: pytest.C
 @pytest.mark.actors
 @pytest.mark.parametrize("where", ["actors.processes=2", "ray.use_ray=true"])
 def test_actors_play_what_one_process_plays(tmp_path: Path, where: str) -> None:
-    if where.startswith("ray"):
-        pytest.importorskip("ray")
     seen = []
     for name, changes in (("here", []), ("there", [where])):
         config = config_of(tmp_path / name, num_iters_per_epoch=3).override(changes)
