@@ -31,9 +31,7 @@ MIDDLE = "{frontier: 0.05, exploration: 0.5, near_mastery: 0.4, exploitation: 0.
 SAMPLERS = {
     "uniform": ["curriculum.enabled=false"],
     "curriculum": ["curriculum.enabled=true"],
-    "curriculum, the middle": [
-        *("curriculum.enabled=true", f"curriculum.initial_distribution={MIDDLE}"),
-    ],
+    "curriculum, the middle": [*("curriculum.enabled=true", f"curriculum.initial_distribution={MIDDLE}")],
 }
 """Name -> its changes; what is compared with comes first."""
 GROUP, GROUPS = 8, 8

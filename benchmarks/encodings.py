@@ -122,8 +122,7 @@ def main() -> None:
     figures = [{name: [row[key]] for name, row in found.items()} for key in units]
     rows = zip(figures, units.values(), strict=True)
     report(
-        asked.pairs,
-        [pair(work, unit, sides, "after", "before", checked, more_is_better=False) for sides, unit in rows],
+        asked.pairs, [pair(work, unit, sides, "after", "before", checked, more_is_better=False) for sides, unit in rows]
     )
 
 

@@ -44,7 +44,7 @@ _QWEN3_TEXT = {
     "rope_parameters": _QWEN3_ROPE,
 }
 QWEN3: dict[str, dict[str, int]] = {
-    "8B": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32}
 }
 """Of huggingface.co/Qwen/Qwen3-*."""
 QWEN2_5_VL: dict[str, tuple[dict[str, int], dict[str, int]]] = {

@@ -47,11 +47,7 @@ def test_pairs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("json.tool --help", "wrote no pairs"),
-        ("json.tool --no-such-option", "exit status 2"),
-    ],
+    ("arguments", "message"), [("json.tool --help", "wrote no pairs"), ("json.tool --no-such-option", "exit status 2")]
 )
 def test_a_benchmark_that_fails_or_measures_nothing_is_said(arguments: str, message: str, tmp_path: Path) -> None:
     made = bench.run("x", bench.Bench(sys.executable, arguments, "", 1), tmp_path, quick=True, last=())

@@ -203,12 +203,7 @@ def test_multi_actor_training() -> None:
     trajectory_queue: queue.Queue[Trajectory] = queue.Queue()
     apps = [many_sessions(), many_sessions()]
     with running(apps[0]) as vm1, running(apps[1]) as vm2:
-        runner = MultiActorRunner(
-            num_actors=4,
-            env_urls=[vm1, vm2],
-            model=vlm,
-            trajectory_queue=trajectory_queue,
-        )
+        runner = MultiActorRunner(num_actors=4, env_urls=[vm1, vm2], model=vlm, trajectory_queue=trajectory_queue)
         runner.start()
         while not all(app.state.running() for app in apps):
             assert runner.playing
@@ -254,26 +249,17 @@ def test_a_multi_turn_engine_with_tools_plays_an_episode() -> None:
 
 def test_a_multi_turn_chat_and_an_episode() -> None:
     engine = create_inference_engine(
-        model_path="uirl/tiny-lm",
-        config={"dtype": "bfloat16", "tensor_parallel_size": 1, "max_model_len": 2048},
+        model_path="uirl/tiny-lm", config={"dtype": "bfloat16", "tensor_parallel_size": 1, "max_model_len": 2048}
     )
     my_env = TextGameEnv(ConfigStore().environment)
 
-    multi_turn = MultiTurnInferenceEngine(
-        engine=engine,
-        max_turns=5,
-        system_prompt="You are a helpful assistant.",
-    )
+    multi_turn = MultiTurnInferenceEngine(engine=engine, max_turns=5, system_prompt="You are a helpful assistant.")
     multi_turn.start_conversation("Initial prompt")
     response = multi_turn.step(max_tokens=256)
     assert isinstance(response, str)
     assert [message["role"] for message in multi_turn.conversation] == ["system", "user", "assistant"]
 
-    responses = multi_turn.run_episode(
-        environment=my_env,
-        initial_prompt="Start playing the game.",
-        max_turns=5,
-    )
+    responses = multi_turn.run_episode(environment=my_env, initial_prompt="Start playing the game.", max_turns=5)
     assert all(isinstance(reply, str) for reply in responses)
     engine.close()
 

@@ -29,11 +29,7 @@ SIZES = TinyConfig(
 
 _PLACES = 20
 """Learned places along each side of a picture: one per patch of 160 pixels; other sizes are interpolated."""
-_SIDES = (
-    ((-1, 0), (1, 0), (0, -1), (0, 1)),
-    ((-1, -1), (-1, 1), (1, -1), (1, 1)),
-    ((0, -2), (0, 2), (-1, 0), (1, 0)),
-)
+_SIDES = (((-1, 0), (1, 0), (0, -1), (0, 1)), ((-1, -1), (-1, 1), (1, -1), (1, 1)), ((0, -2), (0, 2), (-1, 0), (1, 0)))
 """Where the heads of each vision layer look in the beginning: rows and columns of patches away."""
 _SHARPNESS = 8.0
 """What the best place has more than the others in the logits of a head, per frequency; at most twice as much."""

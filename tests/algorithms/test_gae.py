@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uirl.algorithms import (
-    compute_gae_advantage_return,
-    compute_reinforce_plus_plus_advantage,
-    discounted_suffix_sum,
-)
+from uirl.algorithms import compute_gae_advantage_return, compute_reinforce_plus_plus_advantage, discounted_suffix_sum
 
 
 def recursion(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float, after: float = 0.0) -> Tensor:

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from uirl.algorithms import (
-    compute_gigpo_advantage,
-    compute_grpo_advantage,
-    compute_turn_level_advantage,
-    spare_turns,
-)
+from uirl.algorithms import compute_gigpo_advantage, compute_grpo_advantage, compute_turn_level_advantage, spare_turns
 
 # Two trajectories of one group. Row 0: turn 0 (2 tokens), an observation, turn 1 (1 token).
 # Row 1: turn 0 (1 token), an observation, turn 1 (1 token), turn 2 (1 token).

@@ -110,10 +110,7 @@ def test_an_unknown_key_with_nothing_near_lists_what_there_is():
             lambda c: setattr(c.algorithm, "reward_threshold", float("inf")),
             "algorithm.reward_threshold: got inf, expected number",
         ),
-        (
-            lambda c: setattr(c.algorithm, "kl_type", "k4"),
-            "algorithm.kl_type: got 'k4', expected 'k1' or 'k2' or 'k3'",
-        ),
+        (lambda c: setattr(c.algorithm, "kl_type", "k4"), "algorithm.kl_type: got 'k4', expected 'k1' or 'k2' or 'k3'"),
         (lambda c: setattr(c, "training", 3), "training: got 3, expected mapping of keys"),
         (
             lambda c: setattr(c.model.lora, "target", ["q", 3]),

@@ -46,10 +46,7 @@ def test_a_value_cannot_end_the_script_of_the_page() -> None:
     assert "</script><b>" not in render_page({"rows": ["</script><b>"]})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"level": 1, "zoom": 0.5, "max_wrong_submissions": 1}, {"level": 4, "rows": 1}],
-)
+@pytest.mark.parametrize("options", [{"level": 1, "zoom": 0.5, "max_wrong_submissions": 1}, {"level": 4, "rows": 1}])
 def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
     report = check_environment(create_environment("data_entry", options), episodes=2)
     assert report.seeded

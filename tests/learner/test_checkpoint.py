@@ -159,13 +159,7 @@ class TestDamage:
     )
     @pytest.mark.parametrize(
         "name",
-        [
-            "policy/model.safetensors",
-            "optimizer.safetensors",
-            "value_head.safetensors",
-            "state.json",
-            "config.yaml",
-        ],
+        ["policy/model.safetensors", "optimizer.safetensors", "value_head.safetensors", "state.json", "config.yaml"],
     )
     def test_a_damaged_file_is_named_with_an_older_checkpoint_to_use(self, harm, words, name, saved, tmp_path):
         for step in (5, 6, 7):

@@ -82,18 +82,8 @@ def test_metrics_of_what_is_stale():
             ("stale/capped", 0.2),
         ),
         (["stale_correction=truncated", "stale_cap=0.8"], [0.8] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.6)),
-        (
-            ["stale_level=token"],
-            [0, 0, math.exp(-0.6)],
-            [math.exp(-0.5), 1.0],
-            ("stale/masked", 0.4),
-        ),
-        (
-            ["stale_range=[0.8, 2.0]"],
-            [math.exp(-0.2)] * 3,
-            [0.0, 0.0],
-            ("stale/masked", 0.4),
-        ),
+        (["stale_level=token"], [0, 0, math.exp(-0.6)], [math.exp(-0.5), 1.0], ("stale/masked", 0.4)),
+        (["stale_range=[0.8, 2.0]"], [math.exp(-0.2)] * 3, [0.0, 0.0], ("stale/masked", 0.4)),
     ],
 )
 def test_the_other_corrections(overrides, first, third, metric):

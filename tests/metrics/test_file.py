@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from uirl.errors import StorageError
-from uirl.metrics import (
-    MetricsLogger,
-    read_metrics,
-)
+from uirl.metrics import MetricsLogger, read_metrics
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uirl.metrics import (
-    Metrics,
-    reduction_of,
-)
+from uirl.metrics import Metrics, reduction_of
 
 
 def reduced(*calls, **kwargs):

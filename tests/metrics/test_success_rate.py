@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uirl.metrics import (
-    by_instance,
-    clustered_interval,
-    mean_pass_at_k,
-    pass_at_k,
-    success_interval,
-)
+from uirl.metrics import by_instance, clustered_interval, mean_pass_at_k, pass_at_k, success_interval
 from uirl.metrics.success_rate import student_t
 
 

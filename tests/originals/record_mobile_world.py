@@ -103,10 +103,7 @@ EPISODES: dict[str, list[str]] = {
         call("click", "Let me look at the screen again.", coordinate=[10, 20]),
         call("answer", "157.254 公里。", text="157.254"),
     ],
-    "AdjustBrightnessMinimumTask": [
-        call("click", "First a tap.", coordinate=[10, 20]),
-        "I am done.",
-    ],
+    "AdjustBrightnessMinimumTask": [call("click", "First a tap.", coordinate=[10, 20]), "I am done."],
 }
 RUNNING: list[subprocess.Popen[bytes]] = []
 USER_SAYS = "At half past seven, please. 谢谢！"

@@ -25,13 +25,7 @@ def test_a_name_comes_from_its_home_and_another_is_told_with_the_package() -> No
 
 @pytest.mark.parametrize(
     "package",
-    [
-        "uirl.environments",
-        "uirl.environments.data_entry",
-        "uirl.environments.screen",
-        "uirl.parsers",
-        "uirl.tools",
-    ],
+    ["uirl.environments", "uirl.environments.data_entry", "uirl.environments.screen", "uirl.parsers", "uirl.tools"],
 )
 def test_every_name_of_a_package_has_a_home(package: str) -> None:
     module = import_module(package)

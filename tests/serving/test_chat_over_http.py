@@ -268,8 +268,7 @@ GOOD = b'{"model": "x", "max_tokens": 1, "messages": [{"role": "user", "content"
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"{", b"[" * 100_000, GOOD.replace(b"1}", b"NaN}"), GOOD.replace(b"1}", b"9" * 5000 + b"}")],
+    "body", [b"", b"[]", b"{", b"[" * 100_000, GOOD.replace(b"1}", b"NaN}"), GOOD.replace(b"1}", b"9" * 5000 + b"}")]
 )
 async def test_bodies_that_are_no_request(endpoint: ModelEndpoint, body: bytes) -> None:
     async with httpx.AsyncClient() as plain:

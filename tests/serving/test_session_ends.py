@@ -8,16 +8,7 @@ import openai
 import pytest
 
 from tests.patience import PATIENCE
-from tests.serving.worlds import (
-    Gate,
-    Watched,
-    ask,
-    breaks,
-    client_of,
-    converse,
-    says,
-    user,
-)
+from tests.serving.worlds import Gate, Watched, ask, breaks, client_of, converse, says, user
 from uirl.errors import AlignmentError, ContractError, EngineFailure
 from uirl.inference import LoadedModel
 from uirl.inference.base import GenerationRequest

@@ -5,16 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serving.worlds import (
-    ADD,
-    CALLS_ADD,
-    ask,
-    client_of,
-    fed,
-    says,
-    user,
-    with_tools,
-)
+from tests.serving.worlds import ADD, CALLS_ADD, ask, client_of, fed, says, user, with_tools
 from uirl.inference import LoadedModel
 from uirl.serving import ModelEndpoint
 

@@ -10,18 +10,7 @@ import pytest
 
 from tests.inference.pictures import picture
 from tests.patience import PATIENCE
-from tests.serving.worlds import (
-    ADD,
-    Watched,
-    ask,
-    client_of,
-    converse,
-    data_url,
-    fed,
-    says,
-    user,
-    with_tools,
-)
+from tests.serving.worlds import ADD, Watched, ask, client_of, converse, data_url, fed, says, user, with_tools
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.base import Generation, GenerationRequest

@@ -81,13 +81,9 @@ ELSEWHERE = {
     ),
     "actors.pictures": "tests/training/test_assembly_pictures.py",
     **dict.fromkeys(
-        (f"verification.{name}" for name in VerificationConfig.model_fields),
-        "tests/verification/test_every_key.py",
+        (f"verification.{name}" for name in VerificationConfig.model_fields), "tests/verification/test_every_key.py"
     ),
-    **dict.fromkeys(
-        (f"evolve.{name}" for name in EvolveConfig.model_fields),
-        "tests/pipelines/test_evolve.py",
-    ),
+    **dict.fromkeys((f"evolve.{name}" for name in EvolveConfig.model_fields), "tests/pipelines/test_evolve.py"),
 }
 """Key -> who tries it, where this file cannot."""
 

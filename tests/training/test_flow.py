@@ -245,10 +245,7 @@ async def test_groups_without_a_signal_are_replaced_and_accounted_for():
 
 @pytest.mark.parametrize(
     ("actors", "held", "given_up"),
-    [
-        ({"spare_groups": 1}, "train-000001-0", {"surplus": 4}),
-        ({"spare_members": 1}, "train-000000-3", {"surplus": 1}),
-    ],
+    [({"spare_groups": 1}, "train-000001-0", {"surplus": 4}), ({"spare_members": 1}, "train-000000-3", {"surplus": 1})],
 )
 async def test_an_update_tells_of_the_slow_ones_that_nobody_waited_for(
     actors: dict[str, int], held: str, given_up: dict[str, int]

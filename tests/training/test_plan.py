@@ -134,8 +134,7 @@ def test_a_checkpoint_with_room_for_everything(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "rate", "warm"),
-    [([], 1e-6, 1e-5), ([LORA], 2e-5, 1e-4), (["evolve.rounds=1"], 1e-6, 1e-5)],
+    ("changes", "rate", "warm"), [([], 1e-6, 1e-5), ([LORA], 2e-5, 1e-4), (["evolve.rounds=1"], 1e-6, 1e-5)]
 )
 def test_rates_are_those_of_what_is_trained(folder: Path, changes: list[str], rate: float, warm: float) -> None:
     config = settle(of(folder, *changes), phases=("training", "warm_start", "evolve"), here=(True, None)).config

@@ -19,13 +19,7 @@ from uirl.algorithms.advantages import (
     compute_rloo_advantage,
     discounted_suffix_sum,
 )
-from uirl.algorithms.aggregation import (
-    Aggregation,
-    aggregate_loss,
-    aggregation_denominator,
-    masked_mean,
-    masked_whiten,
-)
+from uirl.algorithms.aggregation import Aggregation, aggregate_loss, aggregation_denominator, masked_mean, masked_whiten
 from uirl.algorithms.descriptions import (
     GRPO,
     PPO,

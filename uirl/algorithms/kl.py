@@ -137,10 +137,7 @@ def compute_kl_loss(
     seen = kl.detach()
     largest = seen.max() if seen.numel() else seen.new_zeros(())
     mean, maximum = torch.stack([masked_mean(seen, mask), largest]).tolist()
-    return aggregate_loss(kl, mask, aggregation, denominator, loss_length), {
-        "kl/mean": mean,
-        "kl/max": maximum,
-    }
+    return aggregate_loss(kl, mask, aggregation, denominator, loss_length), {"kl/mean": mean, "kl/max": maximum}
 
 
 class KLController:

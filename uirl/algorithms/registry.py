@@ -241,8 +241,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         advantage=_rloo, needs_group=True, summary="RLOO: reward minus the mean of the others in the group"
     ),
     "reinforce_plus_plus": AlgorithmSpec(
-        advantage=_reinforce_plus_plus,
-        summary="REINFORCE++: discounted reward-to-go, whitened over the batch",
+        advantage=_reinforce_plus_plus, summary="REINFORCE++: discounted reward-to-go, whitened over the batch"
     ),
     "reinforce_plus_plus_baseline": AlgorithmSpec(
         advantage=_reinforce_plus_plus_baseline,

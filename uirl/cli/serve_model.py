@@ -52,11 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(
-    options: argparse.Namespace,
-    key: str | None,
-    policy: Policy,
-    config: ConfigStore,
-    store: TrajectoryStore | None,
+    options: argparse.Namespace, key: str | None, policy: Policy, config: ConfigStore, store: TrajectoryStore | None
 ) -> None:
     from uirl.images import ImageStore
     from uirl.inference import SamplingParams

@@ -21,11 +21,7 @@ class Rates(NamedTuple):
     """All weights of a checkpoint."""
 
 
-USUAL = {
-    "training": Rates(4e-4, 2e-5, 1e-6),
-    "warm_start": Rates(1e-3, 1e-4, 1e-5),
-    "evolve": Rates(5e-4, 1e-4, 1e-5),
-}
+USUAL = {"training": Rates(4e-4, 2e-5, 1e-6), "warm_start": Rates(1e-3, 1e-4, 1e-5), "evolve": Rates(5e-4, 1e-4, 1e-5)}
 """By phase. Reinforcement learning of all weights: DeepSeekMath (2402.03300) and DAPO (2503.14476); adapters want ten
 times as much, and more in short runs (Schulman et al. 2025, LoRA Without Regret)."""
 

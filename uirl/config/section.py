@@ -17,9 +17,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 PathText = Annotated[
-    str,
-    BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value),
-    Reach("a file"),
+    str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value), Reach("a file")
 ]
 Words = Annotated[str, Reach("")]
 Address = Annotated[str, Reach("an address")]

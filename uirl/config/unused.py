@@ -110,10 +110,7 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: config.algorithm.mismatch_range is not None,
         "where algorithm.mismatch_range is set",
     ),
-    "algorithm.tis_level": (
-        lambda config: config.algorithm.tis_cap is not None,
-        "where algorithm.tis_cap is set",
-    ),
+    "algorithm.tis_level": (lambda config: config.algorithm.tis_cap is not None, "where algorithm.tis_cap is set"),
     "algorithm.stale_correction": _STALE,
     "algorithm.stale_level": (
         lambda config: reads_stale_correction(config) and config.algorithm.stale_correction != "off",

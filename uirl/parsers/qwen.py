@@ -77,10 +77,7 @@ def _write_functions(calls: Sequence[ToolCall], tools: Tools) -> str:
 
 
 QWEN = Format(
-    find_block,
-    read_block,
-    _write,
-    f'Call a tool by writing {OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}.',
+    find_block, read_block, _write, f'Call a tool by writing {OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}.'
 )
 QWEN3_CODER = Format(
     finder(_PLACE),

@@ -6,10 +6,4 @@
 from uirl.pipelines.evolve import Evolution
 from uirl.pipelines.selection import Example, Limits, Selection, select
 
-__all__ = [
-    "Evolution",
-    "Example",
-    "Limits",
-    "Selection",
-    "select",
-]
+__all__ = ["Evolution", "Example", "Limits", "Selection", "select"]

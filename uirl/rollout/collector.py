@@ -136,13 +136,7 @@ class Collector:
             return not_begun(spec, error)
         try:
             trajectory = await run_episode(
-                session,
-                agent,
-                self.chat,
-                self.parser,
-                spec,
-                images=self.images,
-                options=self.options,
+                session, agent, self.chat, self.parser, spec, images=self.images, options=self.options
             )
         except BaseException:
             await self._close_broken(session)

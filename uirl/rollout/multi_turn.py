@@ -238,13 +238,7 @@ class MultiTurnInferenceEngine:
         self._conversation.observe(self.engine.run(self._episode.begin()))
 
     def step(
-        self,
-        message: str = "",
-        *,
-        max_tokens: int = 256,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        self, message: str = "", *, max_tokens: int = 256, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
     ) -> str:
         """Return the model's next reply. `message`: what the user says before it; empty after the opening and after
         tool calls, whose results are said then.

@@ -295,10 +295,7 @@ class OpenSessions:
     """Sessions by the token in their address."""
 
     def __init__(
-        self,
-        options: EndpointOptions,
-        release: Callable[[str], None],
-        on_finished: Callable[[Trajectory], None] | None,
+        self, options: EndpointOptions, release: Callable[[str], None], on_finished: Callable[[Trajectory], None] | None
     ) -> None:
         """`release` frees a cache of the engine by its name; `on_finished` hears of every record."""
         self._options, self._release, self._on_finished = options, release, on_finished
@@ -319,9 +316,7 @@ class OpenSessions:
         """Open a new session; `options` are those of `AgentSession`. Raises a 429 where too many are open."""
         if self.active.full:
             raise APIProblem(
-                429,
-                f"{len(self.active)} sessions are open, which is the limit; finish some",
-                code="too_many_sessions",
+                429, f"{len(self.active)} sessions are open, which is the limit; finish some", code="too_many_sessions"
             )
         session = AgentSession(
             id or uuid.uuid4().hex,

@@ -47,11 +47,7 @@ def summary_of(
         "best": None if state.best is None else state.best | {"evaluations": state.evaluations},
         "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
         "warm_start": state.warm,
-        "excluded": {
-            "training": state.tally.report(),
-            "before": before.report(),
-            "after": after.tally.report(),
-        },
+        "excluded": {"training": state.tally.report(), "before": before.report(), "after": after.tally.report()},
         "ledger": state.ledger.report(),
         "stopped_because": reason,
         "seed": config.training.seed,

@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 from tests.environments.browser.test_features import FeaturePage
 from tests.patience import PATIENCE
 from uirl.environments.adapters.browsergym import BrowserGymEnvironment
-from uirl.environments.adapters.browsergym_actions import (
-    FUNCTIONS,
-    Unreadable,
-    describe_actions,
-    read_actions,
-)
+from uirl.environments.adapters.browsergym_actions import FUNCTIONS, Unreadable, describe_actions, read_actions
 from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
 from uirl.types import Observation, ToolCall
@@ -217,10 +212,7 @@ def test_an_environment_without_a_screen_is_refused() -> None:
         ("scroll(0, 200)", [ToolCall("scroll", {"direction": "down", "amount": 4})]),
         ("scroll(-1, 0)", [ToolCall("scroll", {"direction": "left", "amount": 1})]),
         ("fill('12', '')", [ToolCall("fill", {"mark": 12, "value": ""})]),
-        (
-            "fill('12', 'Mon', True)",
-            [ToolCall("fill", {"mark": 12, "value": "Mo"}), ToolCall("type", {"text": "n"})],
-        ),
+        ("fill('12', 'Mon', True)", [ToolCall("fill", {"mark": 12, "value": "Mo"}), ToolCall("type", {"text": "n"})]),
         ("click('3', modifiers=['Shift'])", [ToolCall("click", {"mark": 3, "modifiers": ["Shift"]})]),
         ("click('3', 'middle')", [ToolCall("middle_click", {"mark": 3})]),
         ("dblclick('3', button='right')", [ToolCall("right_click", {"mark": 3})] * 2),

@@ -113,10 +113,7 @@ def make() -> Any:
             env.close()
 
 
-LISTS = {
-    "name": "sum",
-    "parameters": {"type": "object", "properties": {"of": {"type": "array"}}, "required": ["of"]},
-}
+LISTS = {"name": "sum", "parameters": {"type": "object", "properties": {"of": {"type": "array"}}, "required": ["of"]}}
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "texts": ("uirl/guess_number", {}),

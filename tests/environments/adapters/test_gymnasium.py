@@ -61,8 +61,7 @@ def test_real_environments_keep_the_contract(env: Callable[[], GymnasiumEnvironm
 
 def test_a_walk_over_the_lake_in_words() -> None:
     env = create_environment(
-        "gymnasium",
-        {"env": LAKE, "view": "ansi", "action_names": MOVES, "make_options": STILL, "success_return": 1.0},
+        "gymnasium", {"env": LAKE, "view": "ansi", "action_names": MOVES, "make_options": STILL, "success_return": 1.0}
     )
     assert isinstance(env, GymnasiumEnvironment)
     first, _ = env.reset(seed=0)

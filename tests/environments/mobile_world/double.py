@@ -38,7 +38,7 @@ TYPES = (
 )
 INPUTS = (*TYPES[:8], "open_app", "long_press", "drag")
 OTHER_APPS = {
-    *("maps", "chrome", "calendar", "files", "gallery", "taodian", "淘店", "mattermost", "mastodon", "mail", "camera"),
+    *("maps", "chrome", "calendar", "files", "gallery", "taodian", "淘店", "mattermost", "mastodon", "mail", "camera")
 }
 
 

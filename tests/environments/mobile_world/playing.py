@@ -89,12 +89,7 @@ SOLUTIONS: dict[str, list[Action]] = {
         DONE,
     ],
     "ReadClockTask": [act("open", text="Clock"), act("answer", text="It is 7:45.")],
-    "FindZoeTask": [
-        tap(*ICONS["Contacts"]),
-        act("swipe", direction="up"),
-        tap(300, FIRST + 4 * LINE + 50),
-        DONE,
-    ],
+    "FindZoeTask": [tap(*ICONS["Contacts"]), act("swipe", direction="up"), tap(300, FIRST + 4 * LINE + 50), DONE],
     "AskColourTask": [act("ask_user", text="Which colour is it?"), act("answer", text="teal")],
     "AddTask": [act("add", a=19, b=23), act("answer", text="42")],
 }

@@ -325,9 +325,7 @@ def test_faults_of_an_openenv_server(vlm: LoadedModel, word: str, words: str) ->
 def test_half_open_sockets(lm: LoadedModel, make: Callable[..., BaseEnvironment]) -> None:
     with serving(Clicking(), lease=2.0, idle=4.0) as served, Wire(served.url).running() as wire:
         trajectories = play(
-            lm,
-            make(wire.url, step_timeout=HUNG),
-            before_turn=lambda number: wire.freeze() if number == 5 else None,
+            lm, make(wire.url, step_timeout=HUNG), before_turn=lambda number: wire.freeze() if number == 5 else None
         )
         expect_failures(trajectories, "timeout", "no answer")
         served.pass_time(2.1)

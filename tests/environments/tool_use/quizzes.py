@@ -7,11 +7,7 @@ import threading
 from typing import Any
 
 from tests.inference.pictures import picture
-from uirl.environments import (
-    BaseEnvironment,
-    EnvironmentSession,
-    ToolEnvironment,
-)
+from uirl.environments import BaseEnvironment, EnvironmentSession, ToolEnvironment
 from uirl.types import Action, Observation, Task, ToolCall
 
 

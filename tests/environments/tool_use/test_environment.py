@@ -11,10 +11,7 @@ import pytest
 
 from tests.environments.tool_use.quizzes import Counter, Quiz, begin, calls, compute
 from tests.rollout.worlds import collector, play_with, scripted, specs
-from uirl.environments import (
-    GuessNumberEnvironment,
-    ToolEnvironment,
-)
+from uirl.environments import GuessNumberEnvironment, ToolEnvironment
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
 from uirl.parsers import TextParser, create_parser
 from uirl.tools import CalculatorTool, EnvironmentStepTool, LookupTool, Tool, ToolRegistry

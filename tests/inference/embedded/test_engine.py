@@ -37,11 +37,7 @@ async def test_every_architecture_keeps_the_contract(architecture: str) -> None:
     engine = TransformersInferenceEngine(loaded)
     following = chat.following([Message("user", "next")], after_end=False)
     report = await check_engine(
-        engine,
-        prompts_for(loaded, chat),
-        recompute_with(loaded),
-        banned_ids=loaded.banned_ids,
-        continuation=following,
+        engine, prompts_for(loaded, chat), recompute_with(loaded), banned_ids=loaded.banned_ids, continuation=following
     )
     assert report.tokens > 0
     assert report.log_prob_gap < 1e-4

@@ -304,8 +304,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llava": Family(_llava("Llava", _clip()), "LLaVA-1.5"),
     "llava siglip": Family(
-        _llava("Llava", _siglip(), vision_feature_select_strategy="full", vision_feature_layer=-1),
-        "LLaVA-Interleave",
+        _llava("Llava", _siglip(), vision_feature_select_strategy="full", vision_feature_layer=-1), "LLaVA-Interleave"
     ),
     "llava pixtral": Family(
         _pixtral("Llava"),

@@ -9,9 +9,7 @@ import pytest
 
 from tests.inference.openai.stand_in_openai import StandInOpenAI
 from tests.inference.openai.world import config_of
-from uirl.inference import (
-    LoadedModel,
-)
+from uirl.inference import LoadedModel
 from uirl.inference.openai.engine import OpenAIInferenceEngine
 
 

@@ -12,11 +12,7 @@ from tests.inference.openai.world import KEY, TALK, asked_of, config_of
 from tests.inference.stand_in_http import Answer
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
-from uirl.inference import (
-    ChatRenderer,
-    LoadedModel,
-    Message,
-)
+from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.rollout.episode import EngineAgent
 from uirl.training import RayPPOTrainer

@@ -10,11 +10,7 @@ import pytest
 from tests.inference.openai.world import ADD, TALK, asked_of
 from tests.inference.pictures import picture
 from uirl.images import ImageStore, data_url
-from uirl.inference import (
-    ChatRenderer,
-    LoadedModel,
-    Message,
-)
+from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.inference.openai.answers import ReplyMessage
 from uirl.inference.openai.wire import reply_text, wire_messages
 from uirl.parsers import create_parser

@@ -11,11 +11,7 @@ import pytest
 from tests.inference.openai.world import asked_of
 from tests.inference.pictures import picture
 from uirl.errors import EngineFailure
-from uirl.inference import (
-    ChatRenderer,
-    LoadedModel,
-    Message,
-)
+from uirl.inference import ChatRenderer, LoadedModel, Message
 
 
 @pytest.mark.parametrize("limit_field", ["max_tokens", "max_completion_tokens"])

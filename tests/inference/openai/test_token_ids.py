@@ -12,14 +12,7 @@ from tests.inference.openai.world import asked_of, config_of
 from tests.inference.prompts import prompts_for
 from tests.inference.stand_in_http import Answer
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference import (
-    ChatRenderer,
-    LoadedModel,
-    Message,
-    TransformersInferenceEngine,
-    check_engine,
-    recompute_with,
-)
+from uirl.inference import ChatRenderer, LoadedModel, Message, TransformersInferenceEngine, check_engine, recompute_with
 from uirl.inference.openai.engine import OpenAIInferenceEngine
 from uirl.serving import ModelEndpoint
 

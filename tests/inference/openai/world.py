@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.inference import (
-    ChatRenderer,
-    GenerationRequest,
-    Message,
-    SamplingParams,
-)
+from uirl.inference import ChatRenderer, GenerationRequest, Message, SamplingParams
 
 KEY = "sk-very-secret-4711"
 

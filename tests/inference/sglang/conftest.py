@@ -10,9 +10,7 @@ import pytest
 from tests.inference.sglang.stand_in_sglang import SGLangLogic, StandInSGLang, install
 from tests.inference.sglang.world import World
 from uirl.config import ConfigStore
-from uirl.inference import (
-    LoadedModel,
-)
+from uirl.inference import LoadedModel
 from uirl.inference.sglang.engine import SGLangInferenceEngine
 
 

@@ -22,12 +22,7 @@ CONTRACT = "api/v1/api_types.py"
 FIELDS = "srt/arg_groups/fields"
 
 FRONT = ("get_model_info", "shutdown")
-METHODS = (
-    "generate_request",
-    "update_weights_from_disk",
-    "load_lora_adapter",
-    "unload_lora_adapter",
-)
+METHODS = ("generate_request", "update_weights_from_disk", "load_lora_adapter", "unload_lora_adapter")
 CLASSES = (
     "GenerateReqInput",
     "UpdateWeightFromDiskReqInput",

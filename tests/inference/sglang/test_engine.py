@@ -24,14 +24,7 @@ from tests.inference.stand_in_http import Answer
 from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
-from uirl.inference import (
-    ChatRenderer,
-    LoadedModel,
-    Message,
-    SamplingParams,
-    check_engine,
-    recompute_with,
-)
+from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, check_engine, recompute_with
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
 from uirl.inference.sglang.arguments import engine_arguments
 from uirl.inference.sglang.engine import SGLangInferenceEngine

@@ -12,13 +12,7 @@ from tests.inference.pictures import picture
 from tests.inference.sglang.world import ASKED
 from tests.inference.stand_in_http import Answer
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference import (
-    ChatRenderer,
-    GenerationRequest,
-    LoadedModel,
-    Message,
-    SamplingParams,
-)
+from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams
 from uirl.inference.sglang.engine import SGLangInferenceEngine
 
 

@@ -12,10 +12,7 @@ from tests.conftest import tiny_model
 from tests.inference.sglang.world import ASKED
 from uirl.config import ConfigStore
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference import (
-    LoadedModel,
-    recompute_with,
-)
+from uirl.inference import LoadedModel, recompute_with
 from uirl.learner import Policy
 from uirl.training import RayPPOTrainer
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from tests.inference.sglang.stand_in_sglang import SGLangLogic, StandInSGLang
-from uirl.inference import (
-    GenerationRequest,
-    SamplingParams,
-)
+from uirl.inference import GenerationRequest, SamplingParams
 from uirl.inference.sglang.engine import SGLangInferenceEngine
 
 ASKED = GenerationRequest((30, 31, 32, 33), (), SamplingParams(max_tokens=6, seed=3))

@@ -15,15 +15,7 @@ from tests.inference.killing import check_a_kill, is_alive, until
 from tests.inference.prompts import prompts_for
 from uirl import ConfigStore
 from uirl.errors import ConfigError, ContractError, StorageError
-from uirl.inference import (
-    ChatRenderer,
-    GenerationRequest,
-    LoadedModel,
-    Message,
-    Router,
-    check_engine,
-    recompute_with,
-)
+from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, Router, check_engine, recompute_with
 from uirl.inference.workers import engine_workers, engines_in_ray, supervisors_of
 
 pytestmark = pytest.mark.actors

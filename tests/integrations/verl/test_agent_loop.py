@@ -34,13 +34,7 @@ from tests.integrations.verl.worlds import TwoLooks, share_of_good
 from uirl.errors import AlignmentError, ConfigError, ContractError
 from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.integrations.verl import EnvironmentAgentLoop, MobileWorldAgentLoop
-from uirl.integrations.verl.agent_loop import (
-    EpisodeFailed,
-    RemoteImage,
-    ServerAgent,
-    context_of,
-    outputs_of,
-)
+from uirl.integrations.verl.agent_loop import EpisodeFailed, RemoteImage, ServerAgent, context_of, outputs_of
 from uirl.integrations.verl.record import RunCoordinator
 from uirl.integrations.verl.settings import put
 from uirl.integrations.verl.task_runner import create_agent_loop_manager

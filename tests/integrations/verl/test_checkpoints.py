@@ -19,12 +19,7 @@ from tests.conftest import tiny_model
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import LoadedModel, load_model
-from uirl.integrations.verl.models import (
-    check_model_folder,
-    export_checkpoint,
-    find_checkpoint,
-    model_folder,
-)
+from uirl.integrations.verl.models import check_model_folder, export_checkpoint, find_checkpoint, model_folder
 from uirl.learner import Learner, Policy, save_checkpoint
 
 pytestmark = pytest.mark.verl

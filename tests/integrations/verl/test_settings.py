@@ -179,11 +179,7 @@ def test_a_server_holds_the_longest_sequence_and_not_all_that_the_model_could(
     [
         ("vllm", {"data.mm_processor_kwargs": {"do_resize": False}}, r"kwargs\.do_resize has no place here"),
         ("sglang", {"data.mm_processor_kwargs": {"max_pixels": 1000}}, "SGLang server takes no data.mm_processor"),
-        (
-            "vllm",
-            {f"{MULTI_TURN}.enable": True},
-            r"multi_turn.enable=True has no effect.*max_turns of the section",
-        ),
+        ("vllm", {f"{MULTI_TURN}.enable": True}, r"multi_turn.enable=True has no effect.*max_turns of the section"),
         ("vllm", {f"{MULTI_TURN}.tool_config_path": "a.yaml"}, r"tool_config_path='a.yaml' has no effect"),
         ("vllm", {"reward.custom_reward_function.path": "a.py"}, r"custom_reward_function.path='a.py' has no effect"),
     ],

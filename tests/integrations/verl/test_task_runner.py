@@ -161,10 +161,7 @@ def test_grpo_reads_one_score_per_episode_from_its_last_sequence() -> None:
     assert 'rsplit("_", 2)' in source
 
 
-@pytest.mark.parametrize(
-    ("module", "fits"),
-    [("", False), ("class AutoModelForCausalLMWithValueHead: ...", True)],
-)
+@pytest.mark.parametrize(("module", "fits"), [("", False), ("class AutoModelForCausalLMWithValueHead: ...", True)])
 def test_a_trl_that_verl_stumbles_over_is_refused(
     module: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

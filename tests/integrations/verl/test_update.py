@@ -21,13 +21,7 @@ from uirl.errors import AlignmentError, RolloutFailure
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import outputs_of
 from uirl.integrations.verl.mapping import ESTIMATORS
-from uirl.integrations.verl.update import (
-    Row,
-    credit_episodes,
-    register_estimators,
-    tell_threshold,
-    turns_of,
-)
+from uirl.integrations.verl.update import Row, credit_episodes, register_estimators, tell_threshold, turns_of
 from uirl.learner.credit import assign_credit
 from uirl.learner.view import response_view
 from uirl.rollout import samples_of

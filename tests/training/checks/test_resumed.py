@@ -82,8 +82,7 @@ def test_a_twin_that_rounds_otherwise_is_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [(_forget_the_optimizer, "became"), (_forget_the_moments, "away, though both report")],
+    ("change", "told"), [(_forget_the_optimizer, "became"), (_forget_the_moments, "away, though both report")]
 )
 def test_a_twin_that_lost_state_is_found(monkeypatch: pytest.MonkeyPatch, change: Any, told: str) -> None:
     Twin(monkeypatch, change)

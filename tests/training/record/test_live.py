@@ -92,10 +92,7 @@ def test_ctrl_c_leaves_the_terminal_whole() -> None:
 
 def test_a_narrow_terminal_that_gets_narrower_and_takes_no_colours() -> None:
     screen, status = played(
-        BEGIN + WRITES,
-        48,
-        environment={"NO_COLOR": "1"},
-        meanwhile=lambda child, terminal: resize(terminal, 32),
+        BEGIN + WRITES, 48, environment={"NO_COLOR": "1"}, meanwhile=lambda child, terminal: resize(terminal, 32)
     )
     assert status == 0
     assert screen.colours == 0

@@ -12,8 +12,5 @@ if TYPE_CHECKING:
 
 __getattr__, __all__ = lazy_exports(
     __name__,
-    {
-        "uirl.environments.screen.environment": "ScreenEnvironment",
-        "uirl.environments.screen.suite": "ScreenSuite",
-    },
+    {"uirl.environments.screen.environment": "ScreenEnvironment", "uirl.environments.screen.suite": "ScreenSuite"},
 )

@@ -86,10 +86,7 @@ class SlotCache(Cache):
         if layer_idx == len(self._keys):
             self._keys.append(self._fresh(key_states))
             self._values.append(self._fresh(value_states))
-        return (
-            self._store(self._keys[layer_idx], key_states),
-            self._store(self._values[layer_idx], value_states),
-        )
+        return (self._store(self._keys[layer_idx], key_states), self._store(self._values[layer_idx], value_states))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._span

@@ -322,11 +322,7 @@ class PictureProcessor:
         text = f"{before}{self.word}{after}"
         fit = self.fit(picture.size)
         output = self._whole(
-            text=[text],
-            images=[fit.shown(picture)],
-            return_tensors="pt",
-            return_mm_token_type_ids=True,
-            **fit.settings,
+            text=[text], images=[fit.shown(picture)], return_tensors="pt", return_mm_token_type_ids=True, **fit.settings
         )
         return {
             name: torch.as_tensor(np.asarray(value)) if isinstance(value, list) else value

@@ -28,11 +28,7 @@ CPU_ARGUMENTS = {
 }
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
-OURS = {
-    "logprobs_mode": "processed_logprobs",
-    "generation_config": "vllm",
-    "worker_extension_cls": EXTENSION,
-}
+OURS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "worker_extension_cls": EXTENSION}
 """Without these the log-probs are not those of what was sampled, or no update arrives."""
 
 

@@ -318,10 +318,7 @@ def ignored(config: ConfigStore) -> list[str]:
 
 # keys that differ between verl's engines
 
-_HF_LAYERS = {
-    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mlp": ["gate_proj", "up_proj", "down_proj"],
-}
+_HF_LAYERS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 _VISION_LAYERS = {
     "attention": ["out_proj", "qkv", "qkv_proj", "proj"],
     "mlp": ["gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"],

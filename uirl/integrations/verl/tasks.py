@@ -13,13 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from uirl.config import ConfigStore, EnvironmentConfig
-from uirl.environments import (
-    ENVIRONMENTS,
-    BaseEnvironment,
-    EnvironmentSession,
-    create_environment,
-    environment_class,
-)
+from uirl.environments import ENVIRONMENTS, BaseEnvironment, EnvironmentSession, create_environment, environment_class
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import AGENT, spec_of

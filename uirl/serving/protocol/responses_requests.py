@@ -142,12 +142,7 @@ _ITEMS: dict[str, type[WireModel]] = {
     "function_call_output": _FunctionOutput,
     "reasoning": _Reasoning,
 }
-_ROLES: dict[str, type[WireModel]] = {
-    "system": _Message,
-    "developer": _Message,
-    "user": _Message,
-    "assistant": _Reply,
-}
+_ROLES: dict[str, type[WireModel]] = {"system": _Message, "developer": _Message, "user": _Message, "assistant": _Reply}
 
 
 def read_responses_call(value: Any) -> ResponsesCall:

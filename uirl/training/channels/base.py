@@ -231,11 +231,7 @@ class Channel(ABC):
         return trajectory
 
     def _group_of(
-        self,
-        ordered: _Ordered,
-        tasks: Mapping[str, asyncio.Task[Trajectory]],
-        failed: list[Trajectory],
-        reason: str,
+        self, ordered: _Ordered, tasks: Mapping[str, asyncio.Task[Trajectory]], failed: list[Trajectory], reason: str
     ) -> Group:
         """Return the group; of more usable episodes than it needs, those ordered last are left out."""
         size = len(tasks) if self.rules.size is None else self.rules.size

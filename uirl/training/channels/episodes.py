@@ -114,11 +114,7 @@ class ActorHost:
     """Plays single attempts at episodes, with environments of its own and the learner's engine."""
 
     def __init__(
-        self,
-        job: ActorJob,
-        engine: InferenceEngine,
-        pictures: SharedPictures | None = None,
-        made: bytes | None = None,
+        self, job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None = None, made: bytes | None = None
     ) -> None:
         """Make everything an episode needs; `pictures`: a folder that the learner reads as well, `made`: what was
         handed over in code. Raises what is wrong with the config."""

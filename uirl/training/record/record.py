@@ -102,10 +102,7 @@ class RunRecord:
             if aside is not None:
                 say(f"back at step {kept}: what this run was beyond it is kept in {short(aside)}")
         self._logger = MetricsLogger(
-            self.directory.metrics_path,
-            resume_after=after,
-            phase_after=phases,
-            trackers=self._trackers(after, phases),
+            self.directory.metrics_path, resume_after=after, phase_after=phases, trackers=self._trackers(after, phases)
         )
         tell_earlier(self.directory.metrics_path, self._config.logging.print_every)
         if self._config.logging.store_trajectories:

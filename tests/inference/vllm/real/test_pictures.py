@@ -32,9 +32,7 @@ def gap_of(engine: VLLMInferenceEngine, made: list[Generation]) -> float:
         abs(a - b)
         for r, g in zip(requests_of(engine), made, strict=True)
         for a, b in zip(
-            g.log_probs,
-            theirs([*r.prompt_ids, *g.token_ids], r.images, len(g.token_ids), r.sampling),
-            strict=True,
+            g.log_probs, theirs([*r.prompt_ids, *g.token_ids], r.images, len(g.token_ids), r.sampling), strict=True
         )
     ]
     return max(gaps)
@@ -43,11 +41,7 @@ def gap_of(engine: VLLMInferenceEngine, made: list[Generation]) -> float:
 async def test_the_contract(vlm_engine: VLLMInferenceEngine) -> None:
     loaded = vlm_engine.loaded
     report = await check_engine(
-        vlm_engine,
-        prompts_of(loaded),
-        recompute_with(loaded),
-        banned_ids=loaded.banned_ids,
-        tolerance=GAP,
+        vlm_engine, prompts_of(loaded), recompute_with(loaded), banned_ids=loaded.banned_ids, tolerance=GAP
     )
     assert report.cached_tokens >= 32
 
