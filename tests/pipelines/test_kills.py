@@ -35,7 +35,7 @@ KILLS = [
     ("uirl.storage.TrajectoryStore.set_verdict", 2, "after"),
     ("uirl.pipelines.selection.RoundFolder.finish", 1, "before"),
     # in the selection
-    ("uirl.pipelines.selection.RoundFolder.write", 1, "after"),
+    ("uirl.storage.RunDirectory.write_json", 1, "after"),
     ("uirl.pipelines.evolve.export_sft", 1, "after"),
     ("uirl.pipelines.evolve.as_markdown", 1, "before"),
     # in the fine-tuning

@@ -12,31 +12,73 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
-from uirl.rollout import ExpertAgent
-from uirl.rollout.episode import Response
+from uirl.rollout import ExpertAgent, attempts, derive_seed
+from uirl.rollout.attempts import play_all
+from uirl.rollout.episode import EpisodeSpec, Response
+from uirl.types import Failure, Task, Trajectory
 
 
-async def test_a_retry_has_the_instance_of_the_attempt_that_failed_and_draws_of_its_own(lm) -> None:
+@pytest.mark.parametrize(
+    ("kind", "retries", "ids"),
+    [
+        ("environment", 9, ["a-r9", "a", *(f"a-r{i}" for i in range(1, 9))]),
+        ("environment", 0, ["a"]),
+        ("prompt", 9, ["a"]),  # a first prompt that is too long is so again
+    ],
+)
+async def test_a_failed_episode_is_played_again_after_pauses_that_grow(
+    monkeypatch: pytest.MonkeyPatch, kind: str, retries: int, ids: list[str]
+) -> None:
+    pauses: list[float] = []
+    heard: list[Trajectory] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def fails(spec: EpisodeSpec) -> Trajectory:
+        return Trajectory(spec.trajectory_id, spec.task, failure=Failure(kind, "broke"))
+
+    monkeypatch.setattr(attempts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(attempts.random, "uniform", lambda low, high: low * high)
+    spec, slots = EpisodeSpec(Task("t"), 1, 2, "a"), asyncio.Semaphore(1)
+    found = await play_all([spec], fails, slots=slots, retries=retries, on_finished=heard.append)
+    assert [t.id for t in found] == ids
+    assert [t.id for t in heard] == sorted(ids)
+    assert pauses == ([0.05 * 2**i for i in range(7)] + [5.0, 5.0])[: len(ids) - 1]
+
+
+async def test_cancelled_it_cancels_all_episodes_and_waits_for_them() -> None:
+    ended: list[str] = []
+
+    async def hangs(spec: EpisodeSpec) -> Trajectory:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(spec.trajectory_id)
+        raise AssertionError
+
+    task = asyncio.ensure_future(play_all(specs(3), hangs, slots=asyncio.Semaphore(2), retries=1))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(ended) == ["g-0", "g-1"]  # the third had not begun
+
+
+@pytest.mark.parametrize("seed", [1001, None])
+async def test_a_retry_has_the_instance_of_the_attempt_that_failed_and_draws_of_its_own(lm, seed: int | None) -> None:
     engine = scripted(lm, "yes")
     runner = collector(lm, Fragile(bad={1}), retries=2)
-    played = await runner.collect(specs(2), play_with(engine))
-    attempts = {t.id: t for t in played}
-    assert set(attempts) == {"g-0", "g-1", "g-1-r1", "g-1-r2"}
-    # the same problem each time ...
-    of_second = [t for name, t in attempts.items() if name.startswith("g-1")]
-    assert {t.seed for t in of_second} == {1}
-    assert all(t.task == specs(2)[1].task for t in of_second)
-    assert {t.group_id for t in of_second} == {"g"}
-    # ... and no draw twice, neither within an attempt nor between attempts
-    draws = [request.sampling.seed for request in engine.requests]
-    assert len(set(draws)) == len(draws) == 3 + 3 * 2
-
-
-async def test_draws_that_need_not_repeat_stay_so_in_a_retry(lm) -> None:
-    engine = scripted(lm, "yes")
-    runner = collector(lm, Fragile(bad={0}), retries=1)
-    await runner.collect([replace(specs(1)[0], sampling_seed=None)], play_with(engine))
-    assert [request.sampling.seed for request in engine.requests] == [None] * 4
+    spec = replace(specs(2)[1], sampling_seed=seed)
+    found = await runner.collect([spec], play_with(engine))
+    assert [t.id for t in found] == ["g-1-r2", "g-1", "g-1-r1"]
+    assert {(t.seed, t.task.id, t.group_id) for t in found} == {(1, "countdown", "g")}
+    # no draw twice, neither within an attempt nor between attempts; draws that need not repeat stay so
+    draws = [seed, *(derive_seed(seed, "attempt", n) for n in (1, 2))] if seed else []
+    expected = [derive_seed(draw, turn) for draw in draws for turn in (0, 1)]
+    assert [request.sampling.seed for request in engine.requests] == (expected or [None] * 6)
+    assert len(set(expected)) == len(expected)
 
 
 async def test_an_instance_that_failed_is_closed_and_a_whole_one_is_used_again(lm) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from tests.inference.pictures import picture
-from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
+from tests.rollout.worlds import Countdown, Fragile, collector, play_with, played, scripted, specs
 from uirl.errors import AlignmentError, ContractError, JudgeFailure
 from uirl.images import screenshot
-from uirl.inference import ScriptedInferenceEngine, TransformersInferenceEngine
+from uirl.inference import SamplingParams, ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.inference.models.vision import VisionInputs
 from uirl.learner import Policy, collate
-from uirl.rollout import ContextWindow, EpisodeLimits, ExpertAgent, derive_seed, samples_of
+from uirl.rollout import ContextWindow, EngineAgent, EpisodeLimits, ExpertAgent, derive_seed, samples_of
 from uirl.rollout.reward import _WARNED, apply_reward
 from uirl.types import Action, Failure, Observation, Trajectory, Turn
 from uirl.viewer.pictures import Sizes, fed_pictures
@@ -25,38 +25,53 @@ from uirl.viewer.pictures import Sizes, fed_pictures
 
 async def test_the_record_is_what_the_engine_saw(lm) -> None:
     engine = scripted(lm, "yes", "no")
-    runner = collector(lm, Countdown())
-    (record,) = await runner.collect(specs(1), play_with(engine))
-    assert record.rewards == [1.0, 0.0, 1.0]
-    assert record.actions == ["yes", "no", "yes"]
-    assert record.states == ["start 0", "left 2", "left 1"]
-    assert record.stop_reason == "terminated"
-    assert record.success is True
+    runner = collector(lm, Countdown(), system_prompt="be brief", opening="Hello.")
+    spec = replace(specs(1)[0], level="frontier", environment_seed=9)
+    (record,) = await runner.collect([spec], play_with(engine))
+    assert (record.id, record.task, record.group_id, record.seed, record.level) == (
+        "g-0",
+        spec.task,
+        "g",
+        9,
+        "frontier",
+    )
+    assert record.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 20, "seed": 1000}
+    assert (record.rewards, record.actions) == ([1.0, 0.0, 1.0], ["yes", "no", "yes"])
+    assert record.states == ["Hello.\nstart 2", "left 2", "left 1"]
+    assert (record.stop_reason, record.success) == ("terminated", True)
     fed: list[int] = []
-    for turn, request in zip(record.turns, engine.requests, strict=True):
+    for number, (turn, request) in enumerate(zip(record.turns, engine.requests, strict=True)):
         fed += turn.context_ids
         assert request.prompt_ids == tuple(fed)
         fed += turn.response_ids
+        assert (request.session_id, request.sampling.max_tokens) == ("g-0", 20)
+        assert request.sampling.seed == derive_seed(1000, number)
+        assert turn.starts_segment == request.starts_segment == (number == 0)
+        assert (turn.info, turn.done, turn.finish_reason) == ({"success": number == 2}, number == 2, "stop")
     assert engine.released == ["g-0"]
-    assert [turn.finish_reason for turn in record.turns] == ["stop"] * 3
     whole = runner.chat.decode(fed)
-    assert "start 0" in whole
-    assert "left 1" in whole
+    assert [word in whole for word in ("be brief", "Hello.", "start 2", "left 1", "left 0")] == [True] * 4 + [False]
+    spent = [record.metrics.pop(name) for name in ("seconds", "generate_seconds", "environment_seconds")]
+    assert 0 < max(spent[1:]) < sum(spent[1:]) < spent[0] < time.perf_counter()
+    tokens = sum(len(turn.response_ids) for turn in record.turns)
+    assert record.metrics == {"success": 1.0, "response_tokens": tokens, "parse_errors": 0.0}
 
 
 async def test_the_record_ends_with_what_nobody_acted_on(lm, vlm) -> None:
-    (record,) = await collector(lm, Countdown()).collect(specs(1), play_with(scripted(lm, "yes")))
+    record = await played(lm, Countdown(), "yes")
     assert record.final == Observation("left 0", info={"success": True})
-    runner, seen = collector(vlm, Countdown(pictures=True)), []
-    runner.options = replace(runner.options, reward_fn=lambda trajectory: seen.append(trajectory.final) or 1.0)
-    (record,) = await runner.collect(specs(1), play_with(scripted(vlm, "yes")))
+    seen: list[Any] = []
+    options: dict[str, Any] = {"reward_fn": lambda record: seen.append(record.final) or 1.0, "fed_as_learner": False}
+    record = await played(vlm, Countdown(pictures=True), "yes", **options)
     assert record.final is not None
-    assert record.final.images == (runner.images.put(picture(0)).hash,)
+    assert record.final.images == (picture(0).hash,)
     assert seen == [record.final]  # a reward function sees it too
+    assert [turn.observation.images for turn in record.turns] == [(picture(n).hash,) for n in (3, 2, 1)]
+    assert [turn.pictures for turn in record.turns] == [()] * 3  # a server processes them, nobody knows how
 
 
 async def test_a_whole_conversation_is_one_sample(lm) -> None:
-    (record,) = await collector(lm, Countdown()).collect(specs(1), play_with(scripted(lm, "yes")))
+    record = await played(lm, Countdown(), "yes")
     (sample,) = samples_of(record)
     yes = record.turns[0].response_ids
     assert sum(sample.response_mask) == 3 * len(yes)
@@ -85,8 +100,8 @@ async def test_real_engine_log_probs_survive_into_the_sample(vlm) -> None:
 
 @pytest.mark.parametrize("images", [1, 2])
 async def test_the_image_window_starts_segments(vlm, images: int) -> None:
-    runner = collector(vlm, Countdown(length=4, pictures=True), window=ContextWindow(max_images=images))
-    (record,) = await runner.collect(specs(1), play_with(scripted(vlm, "yes")))
+    window = ContextWindow(max_images=images)
+    record = await played(vlm, Countdown(length=4, pictures=True), "yes", window=window)
     assert [turn.starts_segment for turn in record.turns] == [True] + [False] * (images - 1) + [True] * (4 - images)
     samples = samples_of(record)
     assert len(samples) == 4 - images + 1
@@ -149,17 +164,72 @@ async def test_the_token_budget_keeps_the_opening_and_the_newest(lm) -> None:
     assert any(turn.starts_segment for turn in record.turns[1:])
 
 
-async def test_limits_end_an_episode_and_say_which(lm) -> None:
-    turns = collector(lm, Countdown(length=9), limits=EpisodeLimits(max_turns=2))
-    (record,) = await turns.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (record.stop_reason, len(record)) == ("max_turns", 2)
-    tokens = collector(lm, Countdown(length=9), limits=EpisodeLimits(max_turns=9, max_tokens=50))
-    (record,) = await tokens.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert record.stop_reason == "token_budget"
-    assert sum(len(t.context_ids) + len(t.response_ids) for t in record.turns) <= 50
-    seconds = collector(lm, Countdown(length=9), limits=EpisodeLimits(max_turns=9, max_seconds=0.0))
-    (record,) = await seconds.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (record.stop_reason, len(record)) == ("wall_time", 1)
+class Late(Countdown):
+    """Says what an episode is worth where it ends it."""
+
+    scored_at_end = True
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "turns"),
+    [
+        (EpisodeLimits(2), "max_turns", 2),
+        (EpisodeLimits(9, max_tokens=50), "token_budget", 5),
+        (EpisodeLimits(9, max_seconds=0.0), "wall_time", 1),
+    ],
+)
+async def test_limits_end_an_episode_and_say_which(lm, limits: EpisodeLimits, reason: str, turns: int) -> None:
+    record = await played(lm, Countdown(length=9), "yes", limits=limits)
+    assert (record.failure, record.stop_reason, len(record)) == (None, reason, turns)
+    assert limits.max_tokens is None or sum(len(t.context_ids) + len(t.response_ids) for t in record.turns) <= 50
+    # where the score was to come at the end, the episode is a failure and not a zero; a reward function needs none
+    late = await played(lm, Late(length=9), "yes", limits=limits)
+    assert late.failure is not None
+    assert (late.failure.kind, late.failure.turn, late.stop_reason) == ("timeout", turns, "failure")
+    assert f"after {turns} turns ({reason})" in late.failure.message
+    judged = await played(lm, Late(length=9), "yes", limits=limits, reward_fn=lambda record: 0.5)
+    assert (judged.failure, judged.total_reward()) == (None, 0.5)
+
+
+async def test_a_score_that_is_known_where_the_run_cuts_is_added(lm) -> None:
+    class Scored(Late):
+        async def score_now(self) -> Any:
+            return 0.25, {"success": False}
+
+    record = await played(lm, Scored(length=9), "yes", limits=EpisodeLimits(max_turns=2))
+    assert (record.failure, record.stop_reason, record.rewards) == (None, "max_turns", [1.0, 1.25])
+    assert (record.metrics["success"], record.turns[-1].info["success"]) == (0.0, False)
+    whole = await played(lm, Scored(length=2), "yes")
+    assert (whole.failure, whole.stop_reason, whole.rewards) == (None, "terminated", [1.0, 1.0])
+
+
+async def test_the_tokens_that_are_left_bound_a_reply(lm) -> None:
+    engine = scripted(lm, "yes")
+    runner = collector(lm, Countdown(length=9), limits=EpisodeLimits(9, max_tokens=50))
+    (record,) = await runner.collect(specs(1), play_with(engine, max_tokens=40))
+    used = 0
+    for turn, request in zip(record.turns, engine.requests, strict=True):
+        used += len(turn.context_ids)
+        assert request.sampling.max_tokens == min(40, 50 - used)
+        used += len(turn.response_ids)
+    assert engine.requests[0].sampling.max_tokens < 40
+    assert used <= 50
+
+
+async def test_replies_without_log_probs_are_for_evaluations_alone(lm) -> None:
+    class Silent(ScriptedInferenceEngine):
+        async def generate(self, request: Any) -> Any:
+            return replace(await super().generate(request), log_probs=None)
+
+    ids = lm.tokenizer("yes<|im_end|>", add_special_tokens=False)["input_ids"]
+    engine = Silent(lambda request: ids, end_ids=lm.end_ids)
+    runner = collector(lm, Countdown(1))
+    (record,) = await runner.collect(
+        specs(1), lambda spec: EngineAgent(engine, SamplingParams(9), spec.trajectory_id, for_training=False)
+    )
+    assert (record.failure, record.turns[0].rollout_log_probs, record.actions) == (None, (), ["yes"])
+    with pytest.raises(ContractError, match="returned no log-probs, so this reply is unfit for training"):
+        await runner.collect(specs(1), play_with(engine))
 
 
 @pytest.mark.parametrize(
@@ -177,65 +247,27 @@ async def test_an_environments_own_limit_of_turns_is_an_end_as_the_runs_is(
             seen, reward, done, info = super().step(action)
             return seen, reward, False, done, info | (said if done else {})
 
-    (record,) = await collector(lm, Cut(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
+    record = await played(lm, Cut(length=2), "yes")
     assert (record.failure, record.stop_reason, len(record)) == (None, reason, 2)
     assert (record.turns[-1].terminated, record.turns[-1].truncated) == (False, True)
     assert samples_of(record)[-1].ends_episode is is_an_end
 
 
-async def test_an_episode_that_is_cut_before_its_score_is_a_failure_and_not_a_zero(lm) -> None:
-    class Late(Countdown):
-        scored_at_end = True
-
-    for limits, reason in (
-        (EpisodeLimits(max_turns=2), "max_turns"),
-        (EpisodeLimits(max_turns=9, max_tokens=50), "token_budget"),
-        (EpisodeLimits(max_turns=9, max_seconds=0.0), "wall_time"),
-    ):
-        (record, _) = await collector(lm, Late(length=9), limits=limits).collect(
-            specs(1), play_with(scripted(lm, "yes"))
-        )
-        assert record.failure.kind == "timeout"
-        assert f"({reason})" in record.failure.message
-
-    class Scored(Late):
-        async def score_now(self) -> Any:
-            return 0.25, {"success": False}
-
-    scored = collector(lm, Scored(length=9), limits=EpisodeLimits(max_turns=2))
-    (record,) = await scored.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (record.failure, record.stop_reason, record.rewards) == (None, "max_turns", [1.0, 1.25])
-    assert (record.metrics["success"], record.turns[-1].info["success"]) == (0.0, False)
-    (whole,) = await collector(lm, Late(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (whole.failure, whole.stop_reason) == (None, "terminated")
-    assert 0 < whole.metrics["seconds"] < time.perf_counter()
-    judged = collector(lm, Late(length=9), limits=EpisodeLimits(max_turns=2), reward_fn=lambda record: 0.5)
-    (record,) = await judged.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (record.failure, record.total_reward()) == (None, 0.5)
-
-
 async def test_a_failure_is_on_the_record_and_is_repeated(lm) -> None:
-    runner = collector(lm, Fragile(bad={2}), retries=2)
-    played = await runner.collect(specs(4), play_with(scripted(lm, "yes")))
-    assert [t.failure is None for t in played[:4]] == [True, True, False, True]
-    failure = played[2].failure
-    assert failure.kind == "environment"
-    assert failure.turn == 1
-    assert "the cable was pulled" in failure.message
+    heard: list[Trajectory] = []
+    runner = collector(lm, Fragile(bad={2}), retries=2, parallel=2, on_finished=heard.append)
+    all_of_them = await runner.collect(specs(4), play_with(scripted(lm, "yes")))
     # two further attempts under names of their own, of which the last stands for the episode
-    assert [t.id for t in played[4:]] == ["g-2", "g-2-r1"]
-    assert played[2].id == "g-2-r2"
+    assert [t.id for t in all_of_them] == ["g-0", "g-1", "g-2-r2", "g-3", "g-2", "g-2-r1"]
+    assert [t.failure is None for t in all_of_them] == [True, True, False, True, False, False]
+    assert [t.total_reward() for t in all_of_them if t.failure is None] == [3.0] * 3  # nobody spoils its neighbours
+    assert sorted(t.id for t in heard) == sorted(t.id for t in all_of_them)
+    failed = all_of_them[2]
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.failure.turn, failed.stop_reason) == ("environment", 1, "failure")
+    assert "the cable was pulled" in failed.failure.message
     with pytest.raises(AlignmentError, match="not evidence"):
-        samples_of(played[2])
-
-
-async def test_a_sick_environment_does_not_spoil_its_neighbours(lm) -> None:
-    heard = []
-    runner = collector(lm, Fragile(bad={1, 3}), retries=0, parallel=2, on_finished=heard.append)
-    played = await runner.collect(specs(6), play_with(scripted(lm, "yes")))
-    assert [t.total_reward() for t in played if t.failure is None] == [3.0] * 4
-    assert len(heard) == 6
-    await runner.close()
+        samples_of(failed)
 
 
 async def test_demonstrations_are_episodes_without_log_probs(lm) -> None:
@@ -289,54 +321,37 @@ async def test_what_a_reward_function_cannot_read_counts_as_nothing_once_it_has_
             return observation, reward - 2.0, *rest
 
     for env, total in ((Countdown(length=1), 0.0), (Losing(length=1), -2.0)):
-        runner = collector(lm, env, reward_fn=number, retries=0, parallel=1)
-        (first,) = await runner.collect(specs(1), play_with(scripted(lm, bad)))
-        assert (first.failure is None) is (total < 0), "nothing was known of the function yet"
-        (second,) = await runner.collect(specs(1), play_with(scripted(lm, "7")))
-        assert second.total_reward() == 7.0
-        (third,) = await runner.collect(specs(1), play_with(scripted(lm, bad)))
-        assert (third.failure, third.total_reward()) == (None, total)
+        found = [await played(lm, env, said, reward_fn=number) for said in (bad, "7", bad)]
+        assert (found[0].failure is None) is (total < 0), "nothing was known of the function yet"
+        assert found[1].total_reward() == 7.0
+        assert (found[2].failure, found[2].total_reward()) == (None, total)
 
 
-async def test_a_judge_that_breaks_down_later_is_a_failure_and_not_a_zero(lm) -> None:
-    server = {"score": 1.0}
-    runner = collector(lm, Countdown(length=1), reward_fn=lambda record: server["score"], retries=0, parallel=1)
-    (first,) = await runner.collect(specs(1), play_with(scripted(lm, "yes")))
-    server.clear()  # it answers something else now, whatever the episode
-    (second,) = await runner.collect(specs(1), play_with(scripted(lm, "yes")))
-    assert (first.failure, first.total_reward()) == (None, 1.0)
-    assert second.failure is not None
-    assert second.failure.kind == "judge"
+def away(record: Trajectory) -> float:
+    raise JudgeFailure("the judge's server is away")
 
 
-async def test_a_reward_function_may_say_that_it_cannot_judge(lm) -> None:
-    def judge(record: Trajectory) -> float:
-        if record.actions[-1] == "no":
-            raise JudgeFailure("the judge's server is away")
-        return 1.0
-
-    runner = collector(lm, Countdown(length=1), reward_fn=judge, retries=0, parallel=1)
-    played = [(await runner.collect(specs(1), play_with(scripted(lm, said))))[0] for said in ("yes", "no")]
-    assert [record.failure and record.failure.kind for record in played] == [None, "judge"]
-
-
-@pytest.mark.parametrize("bad", [lambda t: float("nan"), lambda t: None, lambda t: 1 / 0, lambda t: t.nonsense])
-async def test_a_broken_reward_function_is_a_failure_not_a_zero(lm, bad) -> None:
-    runner = collector(lm, Countdown(), reward_fn=bad, retries=0)
-    (record,) = await runner.collect(specs(1), play_with(scripted(lm, "yes")))
+@pytest.mark.parametrize("bad", [lambda t: float("nan"), lambda t: None, lambda t: 1 / 0, lambda t: t.nonsense, away])
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_broken_reward_function_is_a_failure_not_a_zero(lm, bad: Any, later: bool) -> None:
+    """Also one that judged before: it fails now whatever the episode."""
+    judge = [lambda t: 1.0] if later else [bad]
+    options: dict[str, Any] = {"reward_fn": lambda record: judge[0](record)}
+    record = await played(lm, Countdown(length=1), "yes", **options)
+    if later:
+        assert (record.failure, record.total_reward()) == (None, 1.0)
+        judge[0] = bad
+        record = await played(lm, Countdown(length=1), "yes", **options)
+    assert record.failure is not None
     assert record.failure.kind == "judge"
 
 
 def test_trajectories_can_be_filled_by_hand() -> None:
     t = Trajectory()
-    t.states = ["a", "b"]
-    t.actions = ["x", "y"]
-    t.rewards = [1.0, 0.5]
-    t.dones = [False, True]
+    t.states, t.actions, t.rewards, t.dones = ["a", "b"], ["x", "y"], [1.0, 0.5], [False, True]
     assert (t.states, t.actions, t.rewards, t.dones) == (["a", "b"], ["x", "y"], [1.0, 0.5], [False, True])
-    assert len(t) == 2
-    assert t.total_reward() == 1.5
-    assert t.stop_reason == "terminated"
+    assert (len(t), t.total_reward(), t.stop_reason) == (2, 1.5, "terminated")
+    assert Trajectory(failure=Failure("engine", "gone")).success is None  # a failure is not a zero
 
 
 def test_pictures_in_a_list_of_states_are_pictures() -> None:
@@ -359,11 +374,6 @@ def test_seeds_depend_on_every_part() -> None:
     assert len(seeds) == 5
     # fixed for ever: a resumed run on another machine must draw the same
     assert derive_seed(1, "a") == 6104050150092007499
-
-
-def test_a_failure_is_not_a_zero() -> None:
-    t = Trajectory(failure=Failure("engine", "gone"))
-    assert t.success is None
 
 
 class Echoing(Countdown):
@@ -419,10 +429,10 @@ async def test_a_late_picture_for_a_text_model_ends_the_episode_and_is_told(
     lm, caplog: pytest.LogCaptureFixture
 ) -> None:
     _WARNED.clear()
-    played = await collector(lm, Surprising(), retries=0).collect(specs(11), play_with(scripted(lm, "yes")))
-    assert {(record.failure, record.stop_reason, record.rewards[0]) for record in played} == {(None, "unshowable", 1.0)}
+    found = await collector(lm, Surprising(), retries=0).collect(specs(11), play_with(scripted(lm, "yes")))
+    assert {(one.failure, one.stop_reason, *one.rewards) for one in found} == {(None, "unshowable", 1.0)}
     told = [record.getMessage() for record in caplog.records if "cannot be made a prompt" in record.getMessage()]
     assert ["(time 1 in" in told[0], "(time 10 in" in told[1], len(told)] == [True, True, 2]
     assert "is a text model" in told[0]
     with pytest.raises(ContractError, match="is a text model"):  # the first one is for the person
-        await collector(lm, Countdown(pictures=True)).collect(specs(1), play_with(scripted(lm, "yes")))
+        await played(lm, Countdown(pictures=True), "yes")

@@ -12,7 +12,7 @@ from uirl.inference import ChatRenderer, LoadedModel, ScriptedInferenceEngine
 from uirl.inference.base import SamplingParams
 from uirl.parsers import create_parser
 from uirl.rollout import Collector, EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec
-from uirl.types import Observation, Task
+from uirl.types import Observation, Task, Trajectory
 
 
 class Countdown(BaseEnvironment):
@@ -77,3 +77,10 @@ def specs(count: int, group: str = "g") -> list[EpisodeSpec]:
 
 def play_with(engine: Any, max_tokens: int = 20) -> Any:
     return lambda spec: EngineAgent(engine, SamplingParams(max_tokens), spec.trajectory_id)
+
+
+async def played(loaded: LoadedModel, environment: BaseEnvironment, *replies: str, **options: Any) -> Trajectory:
+    """The record of one episode in which the policy says `replies` in turn, played once."""
+    runner = collector(loaded, environment, retries=0, **options)
+    (record,) = await runner.collect(specs(1), play_with(scripted(loaded, *replies)))
+    return record

@@ -20,7 +20,8 @@ from tests.storage.episodes import episode, full_trajectory
 from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot
 from uirl.storage import TrajectoryStore
-from uirl.storage.records import decode_header, decode_turn, encode_header, encode_turn
+from uirl.storage.records import as_stored, decode_header, decode_turn, encode_header, encode_turn, pictures_of
+from uirl.storage.summaries import Outcomes, TrajectorySummary
 from uirl.types import (
     Action,
     Failure,
@@ -48,16 +49,32 @@ def test_every_field_comes_back_exactly(store):
     store.add(stored, step=3, split="eval")
     assert repr(store.get("t-1")) == repr(stored)  # repr: 1, 1.0 and True are equal, their texts are not
     assert store.get("t-1") == stored
+    named = named_pictures(stored)
+    assert store.get("t-1", pictures=False) == named
+    bare = [dataclasses.replace(turn, context_ids=(), response_ids=(), rollout_log_probs=()) for turn in named.turns]
+    assert store.get("t-1", pictures=False, tokens=False) == dataclasses.replace(named, turns=bare)
+    assert [store.turn("t-1", index) for index in range(3)] == [*named.turns, None]
+    assert store.count_turns("t-1") == 2
+    shot = stored.turns[0].observation.images[0]
+    assert (store.image(shot.hash), store.head_of_image(shot.hash, 3)) == (shot.data, shot.data[:3])
+    assert store.head_of_image("x", 3) is None
+    assert as_stored(named) == named
+    assert pictures_of(named) == [image.hash for image in (*stored.turns[0].observation.images, *stored.final.images)]
+    (row,) = store.list()
+    assert 0 < row.created <= time.time()
+    assert dataclasses.replace(row, created=0.0) == TrajectorySummary(
+        *("t-1", 3, "eval", 0.0, "level/1", "screen", "g", "failure", 1 / 3, None, "timeout", 2, "frontier", True)
+    )
 
 
-def test_a_record_without_its_pictures_names_them(store):
-    stored = full_trajectory()
-    store.add(stored, step=3)
-    named = store.get("t-1", pictures=False)
-    shown = [image for turn in stored.turns for image in turn.observation.images]
-    assert shown
-    assert [image for turn in named.turns for image in turn.observation.images] == [image.hash for image in shown]
-    assert named.turns[0].context_ids == stored.turns[0].context_ids
+def named_pictures(trajectory):
+    """The trajectory with the hashes of its pictures."""
+
+    def named(seen):
+        return dataclasses.replace(seen, images=tuple(image.hash for image in seen.images))
+
+    turns = [dataclasses.replace(turn, observation=named(turn.observation)) for turn in trajectory.turns]
+    return dataclasses.replace(trajectory, turns=turns, final=named(trajectory.final))
 
 
 def test_the_example_above_leaves_no_field_at_its_default():
@@ -124,16 +141,6 @@ def test_any_header_survives_its_row(checks, metrics, score):
     assert repr(decode_header(encode_header(made), [])) == repr(made)
 
 
-def test_not_a_number_comes_back_as_such(store):
-    made = episode("a")
-    made.turns[0] = dataclasses.replace(made.turns[0], reward=math.nan, rollout_log_probs=(math.nan,))
-    store.add(made, step=1)
-    (turn,) = store.get("a").turns
-    assert math.isnan(turn.reward)
-    assert math.isnan(turn.rollout_log_probs[0])
-    assert store.list()[0].reward is None
-
-
 def test_engine_log_probs_take_four_bytes_and_others_eight():
     single, double = (-0.25, float(np.float32(-0.1))), (-0.25, -0.1)
     rows = [encode_turn(Turn(Observation(), (), (1, 2), values), (), "x") for values in (single, double)]
@@ -141,14 +148,23 @@ def test_engine_log_probs_take_four_bytes_and_others_eight():
     assert [decode_turn(row, str).rollout_log_probs for row in rows] == [single, double]
 
 
-def test_array_scalars_become_numbers_and_tuples_lists(store):
+def test_array_scalars_become_numbers_and_tuples_lists_and_nan_stays(store):
     made = episode("a")
-    info = {"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": (1, (2,)), "e": np.array(7)}
+    made.turns.append(dataclasses.replace(made.turns[0], reward=math.nan, rollout_log_probs=(math.nan,)))
+    info = {
+        "a": np.float32(0.5),
+        "b": np.int64(3),
+        "c": np.bool_(True),
+        "d": (1, (2,)),
+        "e": np.array(7),
+        "z": np.float32(0),
+    }
     made.turns[0] = dataclasses.replace(made.turns[0], info=info, reward=np.float32(0.5), response_ids=(np.int64(3),))
     store.add(made, step=np.int64(1))
-    (turn,) = store.get("a").turns
-    assert repr(turn.info) == repr({"a": 0.5, "b": 3, "c": True, "d": [1, [2]], "e": 7})
+    turn, odd = store.get("a").turns
+    assert repr(turn.info) == repr({"a": 0.5, "b": 3, "c": True, "d": [1, [2]], "e": 7, "z": 0.0})
     assert repr((turn.reward, turn.response_ids)) == "(0.5, (3,))"
+    assert repr((odd.reward, odd.rollout_log_probs, store.list()[0].reward)) == "(nan, (nan,), None)"
 
 
 @pytest.mark.parametrize(
@@ -186,72 +202,91 @@ def test_an_id_is_stored_once(store):
 
 
 def test_filters_and_summaries(store):
+    assert store.outcomes() == Outcomes(0, 0, 0, 0, (), None, (), None)
     store.add_many([episode("a"), episode("b", success=False, task="z")], step=1)
     store.add(episode("c", success=None), step=2, split="eval")
     store.add(full_trajectory(), step=2)
+    mute = dataclasses.replace(episode("d", success=None), task=Task("m", "mute"), group_id="")
+    store.add_many([mute, dataclasses.replace(episode("e"), group_id="")], step=5)
 
     def ids(**conditions):
         return [row.id for row in store.list(**conditions)]
 
-    assert ids() == ["a", "b", "c", "t-1"]
-    assert ids(step=2) == ["c", "t-1"]
-    assert ids(split="eval") == ["c"]
-    assert ids(success=True) == ["a"]  # 't-1' failed, whatever its verdict
+    assert ids() == [trajectory.id for trajectory in store] == ["a", "b", "c", "t-1", "d", "e"]
+    assert (ids(step=2), ids(split="eval")) == (["c", "t-1"], ["c"])
+    assert ids(success=True) == ["a", "e"]  # 't-1' failed, whatever its verdict
     assert ids(success=False) == ["b", "c"]  # that ended without a word, where the environment speaks
-    assert ids(task_id="z") == ["b"]
-    assert ids(group_id="g", step=1) == ["a", "b"]
-    assert ids(limit=2, newest_first=True) == ["t-1", "c"]
-    assert [store.count(), store.count(step=2), store.count(split="train", success=True)] == [4, 2, 1]
-    assert [trajectory.id for trajectory in store] == ids()
-    row = store.list(step=2)[1]
-    assert (row.task_id, row.environment, row.stop_reason, row.failure, row.turns, row.success) == (
-        *("level/1", "screen", "failure", "timeout", 2, None),
-    )
-    assert row.reward == pytest.approx(1 / 3)
-    assert store.list(split="eval")[0].success is False
+    assert (ids(task_id="z"), ids(group_id="g", step=1), ids(level="frontier")) == (["b"], ["a", "b"], ["t-1"])
+    assert (ids(limit=2, newest_first=True), ids(limit=0)) == (["e", "d"], [])
+    assert [store.count(), store.count(step=2), store.count(split="train", success=True)] == [6, 2, 2]
+    created = min(row.created for row in store.list())
+    # of four that are judged two are solved: one of three in group 'g', and 'e', which is a group of its own
+    assert store.outcomes() == Outcomes(6, 1, 4, 2, ((1, 1), (1, 3)), (1, 5), ("eval", "train"), created)
 
 
 def test_unknown_ids_and_images_are_errors(store):
+    for read in (store.get, store.count_turns, store.learned, store.origin, lambda id: store.turn(id, 0)):
+        with pytest.raises(StorageError, match="there is no trajectory 'x'"):
+            read("x")
     with pytest.raises(StorageError, match="there is no trajectory 'x'"):
-        store.get("x")
+        store.set_verdict("x", Verdict(1.0, True))
     with pytest.raises(StorageError, match="there is no image 'x'"):
         store.image("x")
+
+
+def test_a_verdict_that_comes_later_is_found_by_what_was_found_then(store):
+    store.add_many([episode("a", success=False), episode("b")], step=1)
+    store.set_verdict("a", Verdict(0.9, True, "late", "eye"))
+    assert store.get("a").verdict == Verdict(0.9, True, "late", "eye")
+    assert [(row.id, row.success, row.verdict) for row in store.list()] == [("a", True, True), ("b", True, None)]
+
+
+def test_a_copy_holds_everything_and_replaces_nothing(store, tmp_path):
+    store.add(full_trajectory(), step=1)
+    store.copy_to(tmp_path / "copy.sqlite")
+    with TrajectoryStore(tmp_path / "copy.sqlite", read_only=True) as copy:
+        assert [*copy] == [*store]
+    with pytest.raises(StorageError, match="exists already; choose another path"):
+        store.copy_to(tmp_path / "copy.sqlite")
+
+
+def test_a_damaged_record_is_named_and_the_others_are_read(store):
+    store.add_many([episode("a"), episode("b")], step=1)
+    with sqlite3.connect(store.path) as connection:
+        for table, key in (("trajectories", "id = 'a'"), ("turns", "trajectory = 1")):
+            connection.execute(f"UPDATE {table} SET record = '[]' WHERE {key}")
+    for read in (store.get, lambda id: store.turn(id, 0)):
+        with pytest.raises(
+            StorageError, match=r"trajectory 'a' in .* is damaged \(TypeError: a .* is \[\], expected dict"
+        ):
+            read("a")
+        assert read("b")
 
 
 def test_an_image_is_kept_once_and_found_by_its_hash(store):
     store.add_many([episode("a", shot=b"same"), episode("b", shot=b"same")], step=1)
     store.add(episode("c", shot=b"same"), step=2)
-    assert store.image(Screenshot(b"same").hash) == b"same"
     with sqlite3.connect(store.path) as connection:
         assert connection.execute("SELECT count(*), sum(length(data)) FROM images").fetchone() == (1, 4)
     assert store.get("c").turns[0].observation.images == (Screenshot(b"same"),)
-
-
-def test_an_image_that_is_only_named_comes_from_the_image_store_or_from_before(store):
-    images = ImageStore()
+    # one that is only named comes from the image store, or from before
+    images, made = ImageStore(), episode("d")
     shot = images.put(b"remembered")
-    made = episode("a")
     made.turns[0] = dataclasses.replace(made.turns[0], context_images=(shot.hash,))
     store.add(made, step=1, images=images)
     assert store.image(shot.hash) == b"remembered"
-    store.add(dataclasses.replace(made, id="b"), step=1)
-
-
-def test_pictures_that_environments_hand_over_are_stored_as_screenshots(store):
-    made = episode("a")
+    store.add(dataclasses.replace(made, id="e"), step=1)
+    # what environments hand over is stored as a screenshot
     made.turns[0] = dataclasses.replace(made.turns[0], observation=Observation(images=(np.zeros((2, 2, 3), np.uint8),)))
-    store.add(made, step=1)
-    (shot,) = store.get("a").turns[0].observation.images
+    store.add(dataclasses.replace(made, id="f"), step=1)
+    (shot,) = store.get("f").turns[0].observation.images
     assert shot.open().size == (2, 2)
 
 
 def test_without_images_their_hashes_remain(tmp_path):
     with TrajectoryStore(tmp_path / "t.sqlite", keep_images=False) as store:
         store.add(full_trajectory(), step=1)
-        again = store.get("t-1")
-    shots = full_trajectory().turns[0].observation.images
-    assert again.turns[0].observation.images == tuple(shot.hash for shot in shots)
-    assert again.turns[0].context_images == full_trajectory().turns[0].context_images
+        assert store.get("t-1") == named_pictures(full_trajectory())
 
 
 def test_a_resume_removes_what_came_after(store):
@@ -311,15 +346,16 @@ def test_another_process_reads_while_this_one_writes(store):
             assert reader.stdout.readline().split() == [str(i + 1), str(i)]
 
 
-def test_a_reader_in_the_middle_of_its_work_holds_up_nobody(store):
+def test_readers_and_a_second_writer_beside_the_first(store):
     store.add(episode("a"), step=1)
-    with sqlite3.connect(store.path) as reader:
+    with sqlite3.connect(store.path) as reader, TrajectoryStore(store.path) as other:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM trajectories").fetchone() == (1,)
-        store.add(episode("b"), step=1)
+        other.add(episode("b"), step=1)
+        store.add(episode("c"), step=1)
         assert reader.execute("SELECT count(*) FROM trajectories").fetchone() == (1,)
         reader.rollback()
-    assert store.count() == 2
+        assert [row.id for row in other.list()] == ["a", "b", "c"]
 
 
 def test_a_reader_cannot_write_and_needs_a_file(tmp_path):
@@ -415,11 +451,3 @@ def test_other_files_and_other_versions_are_refused_and_left_alone(tmp_path):
     for read_only in (True, False):
         with pytest.raises(StorageError, match="schema version 9, this version of uirl reads 1 to 2"):
             TrajectoryStore(newer, read_only=read_only)
-
-
-def test_a_second_writer_waits_for_the_first_and_both_are_kept(store):
-    with TrajectoryStore(store.path) as other:
-        store.add(episode("a"), step=1)
-        other.add(episode("b"), step=1)
-        store.add(episode("c"), step=1)
-        assert [row.id for row in other.list()] == ["a", "b", "c"]

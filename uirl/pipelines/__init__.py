@@ -4,6 +4,6 @@
 """
 
 from uirl.pipelines.evolve import Evolution
-from uirl.pipelines.selection import Example, Limits, Selection, select
+from uirl.pipelines.selection import Example, Selection, select
 
-__all__ = ["Evolution", "Example", "Limits", "Selection", "select"]
+__all__ = ["Evolution", "Example", "Selection", "select"]

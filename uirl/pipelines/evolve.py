@@ -8,28 +8,26 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, EvolveConfig
 from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
 from uirl.images import ImageStore, Screenshot
 from uirl.learner import Learner, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.metrics import Metrics
 from uirl.pipelines.selection import (
+    SELECTION,
     STEPS,
-    Example,
-    Limits,
     RoundFolder,
     Selection,
     as_markdown,
     candidate_of,
     data_card,
-    from_plain,
     hash_of_weights,
     select,
     to_plain,
@@ -39,7 +37,6 @@ from uirl.rollout.players import Order
 from uirl.rollout.replay import Certifier
 from uirl.rollout.samples import samples_of
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, TrajectorySummary, export_sft, origin_of
 from uirl.training.assembly import Assembly, assemble
@@ -188,45 +185,27 @@ def _by_hash(turn: Turn) -> Turn:
     return replace(turn, observation=replace(turn.observation, images=(), info={}), info={})
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The examples of a round, in its store."""
-
-    store: TrajectoryStore
-    examples: Sequence[Example]
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield the sequences of every example: its mask ends where the example ends."""
-        for example in self.examples:
-            yield from samples_of(self.store.get(example.id).prefix(example.turns))
+Data = Sequence[tuple[TrajectoryStore, Sample]]
+"""Sequences to learn from, each with the store that has its pictures."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How it is learned."""
-
-    epochs: int
-    batch_size: int
-    seed: int
-
-    def batches(self, count: int) -> list[list[int]]:
-        """Return the indexes of each step: every pass in an order of its own."""
-        found = []
-        for epoch in range(self.epochs):
-            order = list(range(count))
-            random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(order)
-            found += [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
-        return found
+def batches_of(count: int, settings: EvolveConfig, seed: int) -> list[list[int]]:
+    """Return the indexes of each step: every pass over `count` sequences in an order of its own."""
+    found = []
+    for epoch in range(settings.epochs):
+        order = list(range(count))
+        random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+        found += [order[i : i + settings.batch_size] for i in range(0, count, settings.batch_size)]
+    return found
 
 
 def fine_tune(
-    learner: Learner, images: ImageStore, sources: Sequence[Source], plan: Plan, folder: Path, clock: SaveClock
+    learner: Learner, images: ImageStore, data: Data, batches: Sequence[list[int]], folder: Path, clock: SaveClock
 ) -> dict[str, float]:
-    """Take all steps of the plan, or those that are left after the newest checkpoint in `folder`; return the mean loss
+    """Take the steps `batches`, or those that are left after the newest checkpoint in `folder`; return the mean loss
     of those taken now and how many steps, sequences and learned tokens there are. A checkpoint is written where
     `clock` says so."""
-    data = [(source, sample) for source in sources for sample in source.samples()]
-    batches, done = plan.batches(len(data)), 0
+    done = 0
     newest = latest_checkpoint(folder)
     if newest is not None:
         done = int(load_checkpoint(newest, learner)["step"])
@@ -235,8 +214,8 @@ def fine_tune(
         for step, batch in enumerate(batches[done:], done + 1):
             started = time.monotonic()
             with images.holding():
-                for source, sample in (data[i] for i in batch):
-                    _bring(images, source.store, sample)
+                for store, sample in (data[i] for i in batch):
+                    _bring(images, store, sample)
                 metrics.add_all(learner.supervised([data[i][1] for i in batch]))
             images.forget_before(time.time())
             if clock.due():
@@ -264,7 +243,7 @@ KINDS = ("solved", "beginnings")
 class Evolution:
     """Rounds of rejection sampling on whole episodes and certified beginnings.
 
-    A round has five steps (`round_folder.STEPS`). A finished one is never repeated: after a kill the run goes on with
+    A round has five steps (`selection.STEPS`). A finished one is never repeated: after a kill the run goes on with
     the first that is not, and plays only the episodes that are missing. Rounds are functions of config and seed.
     """
 
@@ -425,9 +404,8 @@ class Evolution:
         settings = self.config.evolve
         with TrajectoryStore(folder.episodes, read_only=True) as store:
             found = (candidate_of(store.get(one.id)) for one in store.list(split="train"))
-            limits = Limits(settings.per_instance, settings.task_share, settings.prefix_share)
-            chosen = select(found, limits, derive_seed(self.config.training.seed, "select", folder.number))
-            folder.write(folder.selection, [to_plain(one) for one in chosen.kept])
+            chosen = select(found, settings, derive_seed(self.config.training.seed, "select", folder.number))
+            folder.write_json(SELECTION, [to_plain(one) for one in chosen.kept])
             self._export(folder, store, chosen)
             self._write_card(folder, store, chosen)
         kept = [one.kind for one in chosen.kept]
@@ -441,11 +419,11 @@ class Evolution:
         warm = learner.settings.training.warm_start
         warm.learning_rate, warm.warmup_steps = settings.learning_rate, settings.warmup_steps
         first = 1 if settings.rounds_kept is None else max(1, folder.number - settings.rounds_kept + 1)
-        plan = Plan(settings.epochs, settings.batch_size, derive_seed(training.seed, "fine-tune", folder.number))
         await self._parts.engine.sleep()  # whoever plays next pushes weights
-        with self._sources(range(first, folder.number + 1)) as sources:
+        with self._data(range(first, folder.number + 1)) as data:
+            batches = batches_of(len(data), settings, derive_seed(training.seed, "fine-tune", folder.number))
             clock = SaveClock(self.config.checkpoint.save_seconds)
-            facts: dict[str, Any] = fine_tune(learner, self._parts.images, sources, plan, folder.checkpoints, clock)
+            facts: dict[str, Any] = fine_tune(learner, self._parts.images, data, batches, folder.checkpoints, clock)
         if not facts["sequences"]:
             say(
                 f"round {folder.number} has nothing to learn from: no episode was solved, and no beginning is certified"
@@ -510,27 +488,27 @@ class Evolution:
         hashes = folder.hashes()
         behind = folder.facts()["collect"]["started_behind"]
         card = data_card(self.config, folder.number, store, chosen, found, behind, policy=policy, hashes=hashes)
-        folder.write(folder.card, card)
-        write_atomically(folder.path / "README.md", as_markdown(card))
+        folder.write_json("data_card.json", card)
+        folder.write_text("README.md", as_markdown(card))
 
     def _starts(self, number: int, count: int) -> list[Trajectory]:
         """Return at most `count` certified beginnings that a round has kept."""
         if number < 1 or count == 0:
             return []
         folder = self._folder(number)
-        kept = [one for one in map(from_plain, folder.read(folder.selection)) if one.kind != "solved"]
+        kept = [one for one in folder.chosen() if one.kind != "solved"]
         with TrajectoryStore(folder.episodes, read_only=True) as store:
             return [store.get(one.id).prefix(one.turns) for one in kept[:count]]
 
     @contextmanager
-    def _sources(self, rounds: range) -> Iterator[list[Source]]:
+    def _data(self, rounds: range) -> Iterator[Data]:
+        """Yield the sequences of every example of the rounds: a mask ends where its example ends."""
         with ExitStack() as opened:
             found = []
-            for number in rounds:
-                folder = self._folder(number)
-                examples = [from_plain(line) for line in folder.read(folder.selection) or []]
+            for folder in map(self._folder, rounds):
                 store = opened.enter_context(TrajectoryStore(folder.episodes, read_only=True))
-                found.append(Source(store, examples))
+                for one in folder.chosen():
+                    found += [(store, sample) for sample in samples_of(store.get(one.id).prefix(one.turns))]
             yield found
 
     def _folder(self, number: int) -> RoundFolder:

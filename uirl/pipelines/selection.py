@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uirl import __version__
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import StorageError
 from uirl.rollout.episode import derive_seed
-from uirl.runtime.files import storage_errors, write_atomically
+from uirl.runtime.files import storage_errors
 from uirl.runtime.folders import MANIFEST
-from uirl.storage import TrajectoryStore
+from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Trajectory
 
 
@@ -32,8 +32,8 @@ class Example:
     """How many of its turns, from the first on."""
     kind: Literal["solved", "beginning"]
     task: str
-    instance: str
-    """What episodes of one instance share."""
+    instance: str = ""
+    """What episodes of one instance share; '' in `selection.json`, where nobody needs it any more."""
     beginnings: tuple[str, ...] = ()
     """After each turn the digest of all that was shown and said until then."""
 
@@ -41,15 +41,6 @@ class Example:
     def digest(self) -> str:
         """Of the whole example."""
         return self.beginnings[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of what is kept."""
-
-    per_instance: int = 4
-    task_share: float = 2.0
-    prefix_share: float = 0.5
 
 
 @dataclass(slots=True)
@@ -94,7 +85,7 @@ def digests(trajectory: Trajectory) -> Iterator[str]:
         yield sums.hexdigest()
 
 
-def select(candidates: Iterable[Example | str], limits: Limits, seed: int) -> Selection:
+def select(candidates: Iterable[Example | str], limits: EvolveConfig, seed: int) -> Selection:
     """Return the examples to learn from; each episode is kept or counted under one reason.
 
     Solved ones come first. What is equal, and a beginning of what is kept already, is left out; so is what is more of
@@ -151,11 +142,6 @@ def _with_few_beginnings(examples: Sequence[Example], share: float, chosen: Sele
 def to_plain(example: Example) -> dict[str, Any]:
     """Return the line of an example in `selection.json`."""
     return {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
-
-
-def from_plain(line: Mapping[str, Any]) -> Example:
-    """Return the example of a line of `selection.json`, without what only a selection needs."""
-    return Example(instance="", **line)
 
 
 def data_card(
@@ -236,30 +222,27 @@ Verifier: {verifier}.
 """
 
 
+SELECTION = "selection.json"
 STEPS = ("collect", "verify", "select", "fine_tune", "evaluate")
 """What a round does, in this order."""
 
 
-class RoundFolder:
+class RoundFolder(RunDirectory):
     """`round_01/` and so on. A step that is finished stands in `round.json`, with what it found; after a kill the round
-    goes on with the first step that does not."""
+    goes on with the first step that does not. Its `checkpoints` are of the fine-tuning under way."""
 
     def __init__(self, run: Path, number: int) -> None:
-        self.number, self.path = number, run / f"round_{number:02d}"
+        super().__init__(run / f"round_{number:02d}")
+        self.number = number
         self.episodes = self.path / "episodes.sqlite"
-        self.selection = self.path / "selection.json"
         self.examples = self.path / "sft.jsonl"
         self.parquet = self.path / "sft.parquet"
-        self.card = self.path / "data_card.json"
-        self.checkpoints = self.path / "checkpoints"
-        """Of the fine-tuning under way."""
         with storage_errors(f"cannot create {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return what each finished step found. Raises StorageError where the file is damaged."""
-        found = self.read(self.path / "round.json")
-        return {} if found is None else dict(found)
+        return dict(self._found("round.json") or {})
 
     def has(self, step: str) -> bool:
         """Return whether a step is finished."""
@@ -268,27 +251,23 @@ class RoundFolder:
     def finish(self, step: str, started: float, **facts: Any) -> None:
         """Note that a step, which began at `started` (`time.monotonic`), is finished, and what it found."""
         facts["seconds"] = round(time.monotonic() - started, 3)
-        self.write(self.path / "round.json", {**self.facts(), step: facts})
+        self.write_json("round.json", {**self.facts(), step: facts})
 
-    def read(self, path: Path) -> Any:
-        """Return the JSON in a file; None: there is none. Raises StorageError where it is damaged."""
-        if not path.is_file():
-            return None
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StorageError(
-                f"{path} cannot be read: {error}; remove the folder {self.path} to play it again"
-            ) from None
-
-    def write(self, path: Path, data: Any) -> None:
-        """Replace a file by this, whole or not at all."""
-        write_atomically(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+    def chosen(self) -> list[Example]:
+        """Return what the round has chosen to learn from. Raises StorageError where the file is damaged."""
+        return [Example(**line) for line in self._found(SELECTION) or ()]
 
     def hashes(self) -> dict[str, str]:
         """Return name -> SHA-256 of the files with data."""
-        files = [path for path in (self.selection, self.examples, self.parquet) if path.is_file()]
+        files = [path for path in (self.path / SELECTION, self.examples, self.parquet) if path.is_file()]
         return {path.name: hash_of(path) for path in files}
+
+    def _found(self, name: str) -> Any:
+        """Return the JSON in a file; None: there is none."""
+        try:
+            return self.read_json(name) if (self.path / name).is_file() else None
+        except StorageError as error:
+            raise StorageError(f"{error}; remove the folder {self.path} to play it again") from None
 
 
 def hash_of_weights(checkpoint: Path) -> str:
