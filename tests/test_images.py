@@ -17,30 +17,32 @@ from PIL import Image
 from uirl.images import ImageStore, Screenshot, screenshot
 
 
-def shots(count: int) -> list[Screenshot]:
-    return [Screenshot(bytes([i])) for i in range(count)]
-
-
-def test_the_newest_are_kept() -> None:
-    store = ImageStore(room=2)
-    hashes = [store.put(bytes([i])).hash for i in range(3)]
+def held(store: ImageStore, *hashes: str) -> list[bool]:
+    """Whether each is still to be had."""
     gc.collect()
-    assert len(store) == 2
-    assert [store.get(hash).data for hash in hashes[1:]] == [b"\x01", b"\x02"]
-    with pytest.raises(KeyError, match=f"image {hashes[0]} is not in the store"):
-        store.get(hashes[0])
+    return [hash == getattr(store._alive.get(hash), "hash", None) for hash in hashes]
 
 
-def test_the_bound_is_in_bytes() -> None:
+def test_the_newest_bytes_are_kept_unless_they_are_forgotten() -> None:
     store = ImageStore(room=1000)
+    hashes = [store.put(bytes([i]) * 400).hash for i in range(3)]
+    store.put(b"\x01" * 400)  # the same one again takes no more, and is the newest
+    assert (len(store), held(store, *hashes)) == (2, [False, True, True])
+    store.put(b"\x00" * 400)
+    assert held(store, *hashes) == [True, True, False]
+    with pytest.raises(KeyError, match=rf"image {hashes[2]} is not in the store \(2 kept\)"):
+        store.get(hashes[2])
+    last = store.put(b"x" * 1000).hash
+    assert (len(store), held(store, *hashes, last)) == (1, [False, False, False, True])
+    began = time.time()
+    store.put(b"y")
+    assert [store.forget_before(moment) for moment in (began - 1, began + 1)] == [0, 1]
+    assert len(store) == 0
     for i in range(50):
         store.put(bytes([i]) * 400)
-        store.put(bytes([i]) * 400)  # the same one again takes no more
     assert len(store) == 2
-    store.put(b"x" * 999)
-    assert len(store) == 1
-    store.forget_before(time.time() + 1)
-    assert len(store) == 0
+    store.clear()
+    assert (len(store), held(store, *hashes)) == (0, [False] * 3)
     for i in range(50):
         store.put(bytes([i]) * 400)
     assert len(store) == 2
@@ -69,17 +71,14 @@ def test_threads_share_a_store(impatient_threads: None) -> None:
 
 def test_a_picture_that_somebody_holds_is_found_however_old_it_is() -> None:
     store = ImageStore(room=1)
-    held = [store.put(shot) for shot in shots(5)]
+    mine = [store.put(Screenshot(bytes([i]))) for i in range(5)]
     # a second picture of the same content must not take the place of the one that is held
-    for shot in shots(5):
-        store.put(Screenshot(shot.data))
+    assert [store.put(Screenshot(shot.data)) is shot for shot in mine] == [True] * 5
     gc.collect()
-    assert [store.get(shot.hash) for shot in held] == held
+    assert [store.get(shot.hash) is shot for shot in mine] == [True] * 5
     assert len(store) == 1
-    hash = held.pop(0).hash
-    gc.collect()
-    with pytest.raises(KeyError):
-        store.get(hash)
+    hash = mine.pop(0).hash
+    assert held(store, hash) == [False]
 
 
 def test_nothing_is_dropped_while_somebody_is_holding() -> None:
@@ -87,11 +86,8 @@ def test_nothing_is_dropped_while_somebody_is_holding() -> None:
     with store.holding():
         with store.holding():
             hashes = [store.put(bytes([i])).hash for i in range(3)]
-        assert [store.get(hash).data for hash in hashes] == [b"\x00", b"\x01", b"\x02"]
-    gc.collect()
-    assert len(store) == 1
-    with pytest.raises(KeyError):
-        store.get(hashes[0])
+        assert held(store, *hashes) == [True] * 3
+    assert (len(store), held(store, *hashes)) == (1, [False, False, True])
 
 
 def test_a_screenshot_travels_to_other_processes() -> None:

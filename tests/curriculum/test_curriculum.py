@@ -35,10 +35,77 @@ def test_the_seed_documents_lines() -> None:
     name = made.sample_task(difficulty_level="exploration")
     made.update_success_rate(name, success=True, step=100)
     assert (name, made.success_rate("a"), made.success_rate("b")) == ("a", 1.0, None)
+    assert (made.drawn_level, made.success_interval("b")) == ("new", (0.0, 1.0))
 
 
-def test_success_makes_levels() -> None:
-    assert [played().level(name) for name in ALL] == list(LEVELS)
+def test_the_draws_follow_from_the_seed_and_what_was_heard() -> None:
+    """All numbers of a short life: levels, the draws of them and of new tasks, metrics, report and state."""
+    made = played(window=10**12, half_life=1e12)  # nothing fades
+    assert [made.level(name) for name in ALL] == list(LEVELS)
+    assert made.success_interval("seldom") == pytest.approx((0.178716, 0.457471), abs=1e-3)
+    drawn = [made.sample_task() for _ in range(16)]
+    assert " ".join(drawn) == (
+        "often seldom seldom seldom often seldom seldom seldom always seldom always always often always never never"
+    )
+    assert made.drawn_level == "frontier"
+    made.register_tasks(["n1", "n2"])
+    drawn = [made.sample_task() for _ in range(16)]
+    assert " ".join(drawn) == (
+        "always n1 seldom often n2 never seldom seldom seldom often often seldom never often often seldom"
+    )
+    made.update_group("never", [False, True], step=2, signal=True)
+    # the mean is (1/12 + .3 + .7 + 1) / 6, of the way from .3 to .8; 40 episodes and 20 wins were of new tasks
+    nothing = {"success": None, "live_groups": None}
+    levels = {
+        "new": {"tasks": 2, "drawn": 2 / 32, "success": 20 / 40, "live_groups": None},
+        "frontier": {"tasks": 1, "drawn": 4 / 32, "success": 1 / 2, "live_groups": 1.0},
+        "exploration": {"tasks": 1, "drawn": 13 / 32, **nothing},
+        "near_mastery": {"tasks": 1, "drawn": 8 / 32, **nothing},
+        "exploitation": {"tasks": 1, "drawn": 5 / 32, **nothing},
+    }
+    mean = (1 / 12 + 2.0) / 6
+    row = made.take_metrics()
+    assert row == pytest.approx({
+        "curriculum/mean_success": mean, "curriculum/progress": (mean - 0.3) / 0.5, "count/levels_substituted": 0,
+        **{f"curriculum/{place}/{name}": value for place, of in levels.items() for name, value in of.items()},
+    }, abs=1e-6)  # fmt: skip
+    # the next row holds what came since then, the report all of it
+    made.sample_task("frontier")
+    made.update_group("n1", [True] * 5, step=3, signal=False)
+    mean = (1 / 12 + 3.0) / 6
+    sizes = {"new": 1, "frontier": 1, "exploration": 1, "near_mastery": 1, "exploitation": 2}
+    assert made.take_metrics() == pytest.approx({
+        "curriculum/mean_success": mean, "curriculum/progress": (mean - 0.3) / 0.5, "count/levels_substituted": 0,
+        **{f"curriculum/{place}/tasks": size for place, size in sizes.items()},
+        "curriculum/frontier/drawn": 1.0, "curriculum/frontier/success": None, "curriculum/frontier/live_groups": None,
+        "curriculum/new/drawn": 0.0, "curriculum/new/success": 1.0, "curriculum/new/live_groups": 0.0,
+    }, abs=1e-6)  # fmt: skip
+    report = made.report()
+    levels["new"] |= {"success": 25 / 45, "live_groups": 0.0}
+    draws = {"new": 2, "frontier": 5, "exploration": 13, "near_mastery": 8, "exploitation": 5}
+    assert report.pop("levels") == {
+        place: pytest.approx({**of, "tasks": sizes[place], "drawn": draws[place] / 33})
+        for place, of in levels.items()
+    }  # fmt: skip
+    assert report == pytest.approx(
+        {"mean_success": mean, "progress": (mean - 0.3) / 0.5, "draws": 33, "levels_substituted": 0}, abs=1e-6
+    )
+    state = made.state_dict()
+    evidence = state["evidence"]
+    assert evidence.pop("wins") == pytest.approx([1, 3, 7, 10, 5, 0])
+    assert evidence.pop("weight") == pytest.approx([12, 10, 10, 10, 5, 0])
+    assert evidence == {"step": [2, 1, 1, 1, 3, 1], "attempts": [12, 10, 10, 10, 5, 0], "heard": [5, 4, 4, 4, 4, 4]}
+    assert state["tasks"] == [*ALL, "n1", "n2"]
+    assert state["queues"] == {
+        "new": [5], "frontier": [0], "exploration": [1], "near_mastery": [2], "exploitation": [3, 4],
+    }  # fmt: skip
+    assert state["counts"] == pytest.approx({"step": 3, "draws": 33, "heard": 6, "tried": 5, "rates": 3 + 1 / 12})
+    none: dict[str, Any] = {name: {} for name in ("draws", "episodes", "wins", "groups", "live")}
+    assert state["tally"] == none | {"substituted": 0}
+    assert state["total"] == {
+        "draws": draws, "episodes": {"new": 45, "frontier": 2}, "wins": {"new": 25, "frontier": 1},
+        "groups": {"new": 1, "frontier": 1}, "live": {"frontier": 1}, "substituted": 0,
+    }  # fmt: skip
 
 
 def test_new_tasks_come_in_turn_until_they_have_a_level() -> None:
@@ -59,17 +126,12 @@ def test_new_tasks_leave_room_for_the_others() -> None:
     assert 265 < drawn[True] < 335  # 300 expected, deviation 8.7
 
 
-def test_levels_are_drawn_by_their_shares() -> None:
-    made = played(initial_distribution={"frontier": 0.25, "exploitation": 0.75}, schedule="none")
-    drawn = Counter(made.sample_task() for _ in range(400))
-    assert set(drawn) == {"never", "always"}
-    assert 265 < drawn["always"] < 335  # 300 expected, deviation 8.7
+ENDS: dict[str, Any] = {"initial_distribution": {"near_mastery": 1}, "final_distribution": {"frontier": 1}}
 
 
 def test_the_mix_follows_mean_success() -> None:
-    ends: dict[str, Any] = {"initial_distribution": {"near_mastery": 1}, "final_distribution": {"frontier": 1}}
     # ten tasks count before the mean is believed; there are four here, so the mean is (0 + .3 + .7 + 1) / 4
-    made = played(**ends, schedule="success", schedule_start=0.25, schedule_end=0.75)
+    made = played(**ENDS, schedule="success", schedule_start=0.25, schedule_end=0.75)
     assert made.mean_success == pytest.approx(0.5, abs=1e-3)
     assert made.distribution == pytest.approx(
         {"frontier": 0.5, "exploration": 0, "near_mastery": 0.5, "exploitation": 0}, abs=2e-3
@@ -80,14 +142,14 @@ def test_the_mix_follows_mean_success() -> None:
     assert made.distribution["frontier"] == 1.0
 
 
-def test_the_mix_follows_the_updates() -> None:
-    ends: dict[str, Any] = {"initial_distribution": {"near_mastery": 1}, "final_distribution": {"frontier": 1}}
-    made = played(**ends, schedule="steps", schedule_start=1, schedule_end=5)
+@pytest.mark.parametrize(("schedule", "expected"), [("steps", [0.0, 0.5, 1.0]), ("none", [0.0, 0.0, 0.0])])
+def test_the_mix_follows_the_updates(schedule: str, expected: list[float]) -> None:
+    made = played(**ENDS, schedule=schedule, schedule_start=1, schedule_end=5)
     found = []
     for step in (1, 3, 9):
         made.update_success_rate("often", True, step=step)
         found.append(made.distribution["frontier"])
-    assert found == [0.0, 0.5, 1.0]
+    assert found == expected
 
 
 def test_few_tasks_do_not_move_the_mix() -> None:
@@ -102,8 +164,11 @@ def test_a_named_level_is_asked_and_else_the_nearest() -> None:
     assert [made.sample_task(difficulty_level=level) for level in LEVELS] == ALL
     made.take_metrics()
     made.update_group("never", [True] * 30, step=1)
-    assert made.sample_task("frontier") == "seldom"
-    assert made.take_metrics()["count/levels_substituted"] == 1
+    assert [made.sample_task("frontier") for _ in range(2)] == ["seldom"] * 2
+    assert made.take_metrics()["count/levels_substituted"] == 2
+    new = TaskCurriculum()
+    new.register_tasks(["a"])
+    assert (new.sample_task("exploitation"), new.drawn_level) == ("a", "new")
 
 
 def test_the_task_that_waits_longest_comes_first() -> None:
@@ -190,39 +255,24 @@ def test_tasks_come_and_go_between_two_runs(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "error", "message"),
     [
-        lambda state: state.pop("queues"),
-        lambda state: state["evidence"].pop("wins"),
-        lambda state: state["evidence"]["wins"].pop(),
-        lambda state: state["queues"]["new"].append(99),
-        lambda state: state["queues"]["new"].append(0),
-        lambda state: state["tally"].pop("draws"),
+        (lambda state: state.pop("queues"), KeyError, "queues"),
+        (lambda state: state.pop("total"), KeyError, "total"),
+        (lambda state: state["counts"].pop("heard"), KeyError, "heard"),
+        (lambda state: state["evidence"].pop("wins"), KeyError, "wins"),
+        (lambda state: state["evidence"]["wins"].pop(), ValueError, "is longer than argument 1"),
+        (lambda state: state["queues"]["new"].append(99), ValueError, "no state of a curriculum: list index"),
+        (lambda state: state["queues"]["new"].append(0), ValueError, "its queues do not hold each task once"),
+        (lambda state: state["tally"].pop("draws"), KeyError, "draws"),
     ],
 )
-def test_what_is_no_state_is_refused(spoil: Any) -> None:
-    state = played().state_dict()
+def test_what_is_no_state_is_refused_and_changes_nothing(spoil: Any, error: type[Exception], message: str) -> None:
+    state, made = played().state_dict(), played()
     spoil(state)
-    with pytest.raises((KeyError, ValueError)):
-        TaskCurriculum().load_state_dict(state)
-
-
-def test_numbers_are_told_per_level() -> None:
-    made = played()
-    made.take_metrics()
-    for _ in range(3):
-        made.sample_task("frontier")
-    made.sample_task("exploitation")
-    made.update_group("never", [False, False], step=2, signal=False)
-    made.update_group("never", [False, True], step=2, signal=True)
-    row = made.take_metrics()
-    assert row["curriculum/frontier/tasks"] == 1
-    assert row["curriculum/frontier/drawn"] == 0.75
-    assert row["curriculum/frontier/success"] == 0.25
-    assert row["curriculum/frontier/live_groups"] == 0.5
-    assert row["curriculum/exploitation/success"] is None
-    again = made.take_metrics()
-    assert "curriculum/frontier/drawn" not in again, "numbers are those since the last call"
+    with pytest.raises(error, match=message):
+        made.load_state_dict(state)
+    assert made.state_dict() == played().state_dict()
 
 
 @pytest.mark.parametrize(
@@ -243,15 +293,17 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 
 def test_what_is_no_task_level_or_outcome_is_refused() -> None:
     made = TaskCurriculum()
-    with pytest.raises(ConfigError, match=r"call register_tasks"):
-        made.sample_task()
-    with pytest.raises(ConfigError, match="got the task 3"):
-        made.register_tasks([3])
-    made.register_tasks(["a"])
-    with pytest.raises(ConfigError, match="did you mean 'frontier'"):
-        made.sample_task("frontir")
-    with pytest.raises(ValueError, match="got the outcome None, expected True or False"):
-        made.update_success_rate("a", None, step=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got step -1"):
-        made.update_success_rate("a", True, step=-1)
-    assert made.success_rate("a") is None
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (lambda: made.sample_task(), ConfigError, "call register_tasks"),
+        (lambda: made.register_tasks([3]), ConfigError, "got the task 3"),
+        (lambda: made.sample_task("frontir"), ConfigError, "did you mean 'frontier'"),
+        (lambda: made.update_success_rate("a", None), ValueError, "got the outcome None, expected True or False"),  # type: ignore[arg-type]
+        (lambda: made.update_success_rate("a", 2), ValueError, "got the outcome 2"),  # type: ignore[arg-type]
+        (lambda: made.update_success_rate("a", True, step=-1), ValueError, "got step -1"),
+        (lambda: made.level("a"), KeyError, "a"),
+    ]
+    for call, error, message in refused:
+        with pytest.raises(error, match=message):
+            call()
+    made.update_group("a", [], step=7)
+    assert (made.success_rate("a"), made.level("a"), made.state_dict()["counts"]["heard"]) == (None, "new", 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from uirl.errors import StorageError
-from uirl.storage import RunDirectory, free_run_name
+from uirl.storage import RunDirectory, RunTaken, free_run_name, run_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,11 +26,12 @@ def test_a_new_run_has_its_config_and_its_places(tmp_path):
     assert RunDirectory.open(tmp_path / "runs" / "first").config_path.is_file()
 
 
-def test_another_run_is_not_overwritten(tmp_path):
+def test_another_run_is_not_overwritten_and_not_left_locked(tmp_path):
     RunDirectory.create(tmp_path / "a", "first").close()
-    with pytest.raises(StorageError, match="already holds a run; continue it with --resume"):
+    with pytest.raises(RunTaken, match="already holds a run; continue it with --resume"):
         RunDirectory.create(tmp_path / "a", "second")
     assert (tmp_path / "a" / "config.yaml").read_text() == "first"
+    RunDirectory.create(tmp_path / "a", "first", resume=True).close()
 
 
 def test_foreign_files_are_not_written_among_even_with_resume(tmp_path):
@@ -56,15 +57,6 @@ def test_a_run_that_died_before_its_config_can_be_begun(tmp_path):
         assert run.config_path.read_text() == "x"
 
 
-def test_two_writers_of_one_run_are_refused_until_the_first_ends(tmp_path):
-    first = RunDirectory.create(tmp_path / "a", "x")
-    with pytest.raises(StorageError, match=rf"is being written by process {os.getpid()}"):
-        RunDirectory.create(tmp_path / "a", "x", resume=True)
-    first.close()
-    first.close()
-    RunDirectory.create(tmp_path / "a", "x", resume=True).close()
-
-
 HOLDER = """
 import sys, time
 from uirl.storage import RunDirectory
@@ -74,21 +66,20 @@ time.sleep(60)
 """
 
 
-def test_a_killed_run_leaves_no_lock(tmp_path):
+def test_two_writers_of_one_run_are_refused_until_the_first_ends_or_is_killed(tmp_path):
     command = [sys.executable, "-c", HOLDER, tmp_path / "a"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StorageError, match=f"is being written by process {holder.pid}"):
+        with pytest.raises(RunTaken, match=f"is being written by process {holder.pid};"):
             RunDirectory.create(tmp_path / "a", "x", resume=True)
         holder.send_signal(signal.SIGKILL)
-    RunDirectory.create(tmp_path / "a", "x", resume=True).close()
-
-
-def test_a_refused_run_is_not_left_locked(tmp_path):
-    RunDirectory.create(tmp_path / "a", "x").close()
-    with pytest.raises(StorageError, match="already holds a run"):
-        RunDirectory.create(tmp_path / "a", "x")
+    first = RunDirectory.create(tmp_path / "a", "x", resume=True)
+    for _ in range(2):
+        with pytest.raises(RunTaken, match=f"is being written by process {os.getpid()};"):
+            RunDirectory.create(tmp_path / "a", "x", resume=True)
+    first.close()
+    first.close()
     RunDirectory.create(tmp_path / "a", "x", resume=True).close()
 
 
@@ -108,21 +99,22 @@ def test_json_files_come_back_and_refuse_what_json_lacks(tmp_path):
             run.read_json("broken.json")
 
 
-def test_opening_something_else_says_what_is_missing(tmp_path):
+def test_a_place_where_no_run_can_be_is_a_clear_error(tmp_path):
     with pytest.raises(StorageError, match=r"it has no config\.yaml"):
         RunDirectory.open(tmp_path)
-
-
-def test_a_path_through_a_file_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot create the run directory"):
         RunDirectory.create(tmp_path / "file" / "a", "x")
 
 
-def test_free_names(tmp_path):
+def test_free_names_and_the_run_of_a_checkpoint(tmp_path):
     assert free_run_name(tmp_path, "screen") == "screen"
-    (tmp_path / "screen").mkdir()
-    (tmp_path / "screen-2").mkdir()
+    for taken in ("screen", "screen-2", "judged.jsonl"):
+        (tmp_path / taken / "checkpoints" / "step_000001").mkdir(parents=True)
     assert free_run_name(tmp_path, "screen") == "screen-3"
+    assert free_run_name(tmp_path, "judged", ".jsonl") == "judged-2"
     assert free_run_name(tmp_path, "my_env.module:Class Name/") == "my_env.module-Class-Name"
     assert free_run_name(tmp_path, "///") == "run"
+    run = tmp_path / "screen"
+    assert run_of(run) == run_of(run / "checkpoints" / "step_000001") == run
+    assert run_of(tmp_path) is None

@@ -157,12 +157,12 @@ def test_array_scalars_become_numbers_and_tuples_lists_and_nan_stays(store):
         "c": np.bool_(True),
         "d": (1, (2,)),
         "e": np.array(7),
-        "z": np.float32(0),
+        "zero": np.float32(0),
     }
     made.turns[0] = dataclasses.replace(made.turns[0], info=info, reward=np.float32(0.5), response_ids=(np.int64(3),))
     store.add(made, step=np.int64(1))
     turn, odd = store.get("a").turns
-    assert repr(turn.info) == repr({"a": 0.5, "b": 3, "c": True, "d": [1, [2]], "e": 7, "z": 0.0})
+    assert repr(turn.info) == repr({"a": 0.5, "b": 3, "c": True, "d": [1, [2]], "e": 7, "zero": 0.0})
     assert repr((turn.reward, turn.response_ids)) == "(0.5, (3,))"
     assert repr((odd.reward, odd.rollout_log_probs, store.list()[0].reward)) == "(nan, (nan,), None)"
 
