@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import hashlib
 import io
 import pickle
 import sys
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from uirl.images import ImageStore, Screenshot, screenshot
+from uirl.images import ImageStore, Screenshot, data_url, is_picture, media_type, screenshot
+from uirl.runtime.limits import InputError
 
 
 def held(store: ImageStore, *hashes: str) -> list[bool]:
@@ -211,6 +214,42 @@ def test_a_picture_stands_upright(format: str, orientation: int) -> None:
 )
 def test_arrays_of_any_layout_are_pictures(array: np.ndarray) -> None:
     assert screenshot(array).open().getcolors() == [(24, GREY)]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        (Screenshot(b"x"), True), (b"x", True), (bytearray(b"x"), True), (Image.new("RGB", (2, 2)), True),
+        (np.zeros((4, 6), np.uint8), True), (np.zeros((4, 6, 3), np.uint8), True), (np.zeros((4, 6, 4)), True),
+        (np.zeros((4, 6, 3), np.float32), True), (np.zeros((4, 6, 5)), False), (np.zeros((4, 6)), False),
+        (np.zeros((4, 6, 3), np.int64), False), (np.zeros(4, np.uint8), False),
+        (np.zeros((1, 4, 6, 3), np.uint8), False), ("x", False), (None, False), ([[0]], False),
+    ],
+)  # fmt: skip
+def test_what_is_taken_for_a_picture(value: object, is_one: bool) -> None:
+    assert is_picture(value) == is_one
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\x89PNG..", "image/png"), (b"\xff\xd8\xff..", "image/jpeg"), (b"RIFF1234WEBP", "image/webp"),
+        (b"RIFF1234WAVE", ""), (b"GIF89a", ""), (b"<svg>", ""), (b"", ""),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_picture_is_in_its_first_bytes(data: bytes, kind: str) -> None:
+    assert media_type(data) == (kind or "application/octet-stream")
+    assert data_url(data) == f"data:{kind or 'image/png'};base64,{base64.b64encode(data).decode()}"
+
+
+def test_a_screenshot_is_named_by_its_bytes() -> None:
+    shot = screenshot(bytearray(b"x"))
+    assert (shot.data, shot.hash) == (b"x", hashlib.sha256(b"x").hexdigest()[:32])
+    with pytest.raises(InputError, match=rf"^picture {shot.hash[:12]} \(1 bytes\) is no PNG, JPEG or WEBP: b'x'$"):
+        shot.open()
+    with pytest.raises(TypeError, match="an image must be PIL, bytes or an array, got str"):
+        screenshot("x")
+    assert screenshot(Image.new("RGB", (4, 4), "red")).resized((2, 3)).open().getcolors() == [(6, (255, 0, 0))]
 
 
 @pytest.mark.parametrize(

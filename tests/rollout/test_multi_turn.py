@@ -30,7 +30,8 @@ from uirl import (
     create_inference_engine,
     create_parser,
 )
-from uirl.inference import LoadedModel, Message
+from uirl.inference import LoadedModel, Message, SamplingParams
+from uirl.rollout import derive_seed
 from uirl.types import Observation
 
 
@@ -204,8 +205,12 @@ def says(loaded: LoadedModel, *replies: str) -> TextEngine:
 def test_a_conversation_with_a_person(lm: LoadedModel) -> None:
     engine = says(lm, "hello", "6*7 is 42")
     chat = MultiTurnInferenceEngine(engine, max_turns=2, system_prompt="be brief")
-    chat.start_conversation("hi")
-    assert chat.step(max_tokens=256) == "hello"
+    assert chat.conversation == []
+    for early in (chat.step, lambda: chat.trajectory):
+        with pytest.raises(ContractError, match=r"no conversation has begun; call start_conversation\(prompt\)"):
+            early()
+    chat.start_conversation("hi", seed=7)
+    assert chat.step(max_tokens=9, temperature=0.5, top_p=0.75, top_k=3) == "hello"
     with pytest.raises(ContractError, match="it is the user's turn"):
         chat.step()
     assert chat.step("6*7?") == "6*7 is 42"
@@ -217,6 +222,10 @@ def test_a_conversation_with_a_person(lm: LoadedModel) -> None:
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert first.session_id == second.session_id == chat.trajectory.id
     assert [turn.starts_segment for turn in chat.trajectory.turns] == [True, False]
+    assert first.sampling == SamplingParams(9, 0.5, 0.75, 3, seed=derive_seed(7, 0))
+    assert second.sampling == SamplingParams(256, 1.0, 1.0, 0, seed=derive_seed(7, 1))
+    chat.start_conversation("again")
+    assert engine.engine.released == ["", first.session_id]
     engine.close()
 
 
@@ -275,8 +284,19 @@ def test_an_episode_with_an_environment(lm: LoadedModel) -> None:
 
 def test_without_tools_an_episode_is_the_environments_own(lm: LoadedModel) -> None:
     engine = says(lm, "41", "42")
-    responses = MultiTurnInferenceEngine(engine, max_turns=1).run_episode(environment=Asks(), initial_prompt="Go.")
-    assert (list(responses), responses.stop_reason) == (["41"], "max_turns")
+    front = MultiTurnInferenceEngine(engine, max_turns=1)
+    responses = front.run_episode(environment=Asks(), initial_prompt="Go.")
+    assert (list(responses), responses.stop_reason, responses[0], responses[-1:]) == (
+        ["41"],
+        "max_turns",
+        "41",
+        ("41",),
+    )
+    said = front.run_episode(Asks(), max_turns=3, max_tokens=9, temperature=0.5, top_p=0.75, top_k=2, seed=4)
+    assert (list(said), said.success, said.trajectory.seed) == (["42"], True, 4)
+    assert engine.engine.requests[1].sampling == SamplingParams(9, 0.5, 0.75, 2, seed=derive_seed(4, 0))
+    more = MultiTurnInferenceEngine(says(lm, "1", "2", "3", "4"), max_turns=2).run_episode(Asks(), max_turns=3)
+    assert (list(more), more.stop_reason) == (["1", "2", "3"], "max_turns")
     engine.close()
 
 

@@ -145,9 +145,11 @@ async def test_an_episode_can_start_behind_a_beginning(lm: LoadedModel) -> None:
     made = collector(lm, Countdown(4))
     spec = specs(1)[0]
     first = (await made.collect([spec], play_with(scripted(lm, "yes", "no"))))[0]
-    players = Players({"train": made}, scripted(lm, "maybe"), SamplingParams(8))
+    engine = scripted(lm, "maybe")
+    players = Players({"train": made}, engine, SamplingParams(8))
     again = await players.play_once(replace(spec, start=tuple(first.turns[:2]), trajectory_id="again"), Order())
     assert again.actions == ["yes", "no", "maybe", "maybe"]
+    assert engine.released == ["again"]
     assert again.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 8, "seed": 1000}
     for name in ("rollout_log_probs", "response_ids", "finish_reason", "policy_version"):
         assert [getattr(one, name) for one in again.turns[:2]] == [getattr(one, name) for one in first.turns[:2]]

@@ -11,7 +11,7 @@ from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.rollout.conversation import messages_of
 from uirl.storage import TrajectoryStore, export_sft
-from uirl.types import Action, Failure, Observation, ToolCall, ToolResult
+from uirl.types import Action, Failure, Observation, ToolCall, ToolResult, Turn
 
 
 @pytest.fixture
@@ -62,14 +62,6 @@ def test_any_choice_of_trajectories(store, tmp_path):
     assert lines(tmp_path / "x.jsonl") == []
 
 
-def test_lines_stand_in_the_order_that_is_asked_for(store, tmp_path):
-    store.add_many([episode("b"), episode("c"), episode("a")], step=1)
-    export_sft(store, tmp_path / "stored.jsonl")
-    export_sft(store, tmp_path / "by_id.jsonl", order=lambda row: row.id)
-    assert [line["id"] for line in lines(tmp_path / "stored.jsonl")] == ["b", "c", "a"]
-    assert [line["id"] for line in lines(tmp_path / "by_id.jsonl")] == ["a", "b", "c"]
-
-
 def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_path):
     call = '<tool_call>\n{"name": "look", "arguments": {"key": "fig"}}\n</tool_call>'
     made = episode("a")
@@ -92,6 +84,31 @@ def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_pat
     assert shown == [said[:1], told, said[5:]]
 
 
+def recorded(number, text, said, *, after=None, new=False, sent=True, role="user"):
+    """A turn of an agent that the endpoint recorded."""
+    info = {"call": number, "messages": [{"role": role, "text": text, "images": 0}], "sent": sent}
+    info |= {} if after is None else {"after": after}
+    return Turn(Observation("?"), (1,), (2,), action=Action(said), starts_segment=new, info=info)
+
+
+def test_a_recorded_agent_is_an_example_per_segment(store, tmp_path):
+    """A branch ended before what it goes on from, and a reply was never seen."""
+    branch = recorded(2, "other", "r2", after=0, new=True)
+    first, goes_on = recorded(0, "hi", "r0", new=True, role="system"), recorded(1, "more", "r1", after=0)
+    unseen = recorded(3, "lost", "r3", after=1, new=True, sent=False)
+    store.add(dataclasses.replace(episode("a"), turns=[branch, first, goes_on, unseen]), step=1)
+    assert export_sft(store, tmp_path / "x.jsonl") == 2
+    begin = [("system", "hi"), ("assistant", "r0")]
+    expected = [[*begin, ("user", "other"), ("assistant", "r2")], [*begin, ("user", "more"), ("assistant", "r1")]]
+    found = lines(tmp_path / "x.jsonl")
+    assert [[(m["role"], m["content"]) for m in line["messages"]] for line in found] == expected
+    assert export_sft(store, tmp_path / "x.jsonl", each_reply=True, tools=[{"name": "f"}]) == 3
+    found = lines(tmp_path / "x.jsonl")
+    said = [(len(line["prompt"]), line["completion"][0]["content"], line["tools"]) for line in found]
+    tools = '[{"name": "f"}]'
+    assert said == [(3, "r2", tools), (1, "r0", tools), (3, "r1", tools)]  # what a branch goes on from is learned once
+
+
 def test_an_example_per_reply_ends_with_it(store, tmp_path):
     store.add_many([full_trajectory(), episode("a")], step=1)
     path = tmp_path / "x.jsonl"
@@ -110,23 +127,18 @@ def test_an_example_per_reply_ends_with_it(store, tmp_path):
             ]
 
 
-def test_half_characters_are_not_written(store, tmp_path):
+def test_what_has_a_picture_comes_first_and_every_line_has_the_same_fields(store, tmp_path):
     made = episode("a")
     made.turns[0] = dataclasses.replace(made.turns[0], observation=Observation("a\ud800b \U0001f600 \0"))
-    store.add(made, step=1)
-    export_sft(store, tmp_path / "x.jsonl")
-    (line,) = lines(tmp_path / "x.jsonl")
-    assert line["messages"][0]["content"] == "a\ufffdb \U0001f600 \0"
-
-
-def test_what_has_a_picture_comes_first_and_every_line_has_the_same_fields(store, tmp_path):
-    store.add_many([episode("a"), episode("b", shot=PNG), episode("c")], step=1)
+    store.add_many([made, episode("b", shot=PNG), episode("c")], step=1)
     export_sft(store, tmp_path / "x.jsonl")
     written = lines(tmp_path / "x.jsonl")
-    assert [line["id"] for line in written] == ["b", "a", "c"]
-    assert [len(line["images"]) for line in written] == [1, 0, 0]
+    assert [(line["id"], len(line["images"])) for line in written] == [("b", 1), ("a", 0), ("c", 0)]
     contents = [message["content"] for line in written for message in line["messages"]]
     assert all(isinstance(content, list) and content for content in contents)
+    assert contents[2] == [{"type": "text", "text": "a\ufffdb \U0001f600 \0"}]  # half a character is not written
+    export_sft(store, tmp_path / "x.jsonl", order=lambda row: -ord(row.id))
+    assert [line["id"] for line in lines(tmp_path / "x.jsonl")] == ["b", "c", "a"]
 
 
 def test_a_turn_without_the_text_of_its_action_cannot_be_learned_from(store, tmp_path):

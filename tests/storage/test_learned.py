@@ -125,6 +125,11 @@ def test_an_origin_says_what_decides_what_is_sampled_and_learned(monkeypatch: py
     more = origin_of(config, ["gymnasium"], run="r")
     assert list(more["software"]) == [*usual, "gymnasium", "vllm", "peft"]
     assert (more["model"]["lora"], more["run"]) == (5, "r")
+    config.model.quantization = "nf4"
+    more = origin_of(config)
+    assert (list(more["software"])[-2:], more["model"]["quantization"]) == (["peft", "bitsandbytes"], "nf4")
+    monkeypatch.undo()
+    assert origin_of(config, ["no-such-package"])["software"]["no-such-package"] is None
 
 
 def test_origins_are_kept_once_each(tmp_path) -> None:

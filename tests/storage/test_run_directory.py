@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_new_run_has_its_config_and_its_places(tmp_path):
     with RunDirectory.create(tmp_path / "runs" / "first", "training: {}\n") as run:
-        assert run.name == "first"
+        assert (run.name, (run.path / ".lock").read_text()) == ("first", str(os.getpid()))
         assert run.config_path.read_text() == "training: {}\n"
         assert run.checkpoints.is_dir()
         places = (run.metrics_path, run.trajectories_path, run.summary_path, run.plot_path("curve"), run.tensorboard)
@@ -35,9 +35,10 @@ def test_another_run_is_not_overwritten_and_not_left_locked(tmp_path):
 
 
 def test_foreign_files_are_not_written_among_even_with_resume(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
+    for name in ("thesis.tex", "a", "z", "b", ".hidden"):
+        (tmp_path / name).write_text("years of work")
     for resume in (False, True):
-        with pytest.raises(StorageError, match=r"no run directory \(it holds thesis.tex\)"):
+        with pytest.raises(StorageError, match=r"no run directory \(it holds a, b, thesis.tex\)"):
             RunDirectory.create(tmp_path, "x", resume=resume)
     assert not (tmp_path / "config.yaml").exists()
 

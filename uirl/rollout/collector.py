@@ -150,7 +150,7 @@ class Collector:
     def for_variant(self, environment: BaseEnvironment) -> Collector:
         """Return a collector like this one, with instances of its own, for a variant of the environment."""
         parser = create_parser(environment.action_format)
-        return replace(self, environment=environment, parser=parser, on_finished=None, _idle=[], _slots=None)
+        return replace(self, environment=environment, parser=parser, _idle=[])
 
     def _open(self) -> EnvironmentSession:
         return EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)

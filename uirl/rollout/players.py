@@ -76,19 +76,18 @@ class Players:
         """Return the collector of a control's episodes and the agent that plays them (None: the policy). Instances of
         the control before it are closed."""
         if self._control is None or self._control[0] != (split, name):
-            collector = self._collectors[split]
+            collector, agent = self._collectors[split], None
             control = _control_of(collector.environment, name)
             before = list(self._variants)
             if isinstance(control, BaseEnvironment):
-                variant = collector.for_variant(control)
-                self._variants.append(variant)
-                self._control = (split, name), variant, None
+                collector = collector.for_variant(control)
+                self._variants.append(collector)
             else:
-                self._control = (split, name), collector, _constant(collector, control)
-            made = self._control
+                agent = _constant(collector, control)
+            self._control = (split, name), collector, agent
             for one in before:
                 await one.close()
-            return made[1:]
+            return collector, agent
         return self._control[1:]
 
 
