@@ -7,14 +7,21 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import uirl.training.saving as saving
 from uirl.cli.main import main
 
 
-def make_mortal(place: str, number: int, when: str) -> None:
-    """Make call `number` of a function the last thing that this process does."""
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_mortal(
+    place: str, number: int, when: str, *, die: Callable[[], None] = kill, put: Callable[..., None] = setattr
+) -> None:
+    """Make call `number` of a function the last thing that this process does; `put` puts it in the other's place."""
     path, _, name = place.rpartition(".")
     try:
         owner: Any = importlib.import_module(path)
@@ -25,14 +32,14 @@ def make_mortal(place: str, number: int, when: str) -> None:
 
     def mortal(*args: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] == number and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] >= number and when == "before":
+            die()
         result = original(*args, **options)
-        if calls[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] >= number:
+            die()
         return result
 
-    setattr(owner, name, mortal)
+    put(owner, name, mortal)
 
 
 if __name__ == "__main__":

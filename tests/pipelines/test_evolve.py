@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pipelines.corridor import Corridor
+from tests.pipelines.mortal import make_mortal
 from tests.training.test_step_credit import played as episode_of
 from tests.verification.scripted_judge import ScriptedJudge
 from uirl.cli.main import main
@@ -134,28 +135,28 @@ class Killed(BaseException):
 
 
 KILLS = [
-    ("uirl.pipelines.evolve.evaluate_episodes", 1),  # after the warm start
     ("uirl.storage.TrajectoryStore.add", 7),  # among the episodes
     ("uirl.storage.TrajectoryStore.set_verdict", 3),  # among the beginnings
-    ("uirl.pipelines.evolve.export_sft", 1),
     ("uirl.pipelines.evolve.data_card", 1),
     ("uirl.learner.Learner.supervised", 2),  # among the steps
-    ("uirl.pipelines.evolve.save_checkpoint", 1),
     ("uirl.pipelines.evolve.evaluate_episodes", 1),
 ]
-"""Function and number of its call, of the process that continued after the kill before it."""
+"""Function and number of its call, of the process that continued after the kill before it; test_kills.py kills real
+processes in every phase."""
 
 
 def test_a_run_that_was_killed_again_and_again_ends_as_the_one_that_was_not(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def die() -> None:
+        raise Killed
+
     for number, (target, at) in enumerate(KILLS):
         before = facts(tmp_path / "run")
         with monkeypatch.context() as patch:
-            calls = dying(patch, target, at)
+            make_mortal(target, at, "before", die=die, put=patch.setattr)
             with pytest.raises(Killed):
                 run(tmp_path, resume=number > 0)
-        assert calls[0] == at, target
         for old, new in zip(before, facts(tmp_path / "run"), strict=False):
             assert {step: new[step] for step in old} == old  # what was finished stayed
     summary = run(tmp_path, resume=True)
@@ -163,30 +164,6 @@ def test_a_run_that_was_killed_again_and_again_ends_as_the_one_that_was_not(
     assert [row["success"] for row in summary["rounds"]] == [
         row["success"] for row in json.loads((whole / "summary.json").read_text())["rounds"]
     ]
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, target: str, at: int) -> list[int]:
-    """Make the call number `at` of a function end as if the process were killed."""
-    import importlib
-
-    calls = [0]
-    place, _, name = target.rpartition(".")
-    try:
-        owner: Any = importlib.import_module(place)
-    except ImportError:
-        package, _, kind = place.rpartition(".")
-        owner = getattr(importlib.import_module(package), kind)
-    original: Callable[..., Any] = getattr(owner, name)
-
-    def dies(*args: Any, **options: Any) -> Any:
-        calls[0] += 1
-        if calls[0] >= at:
-            calls[0] = at
-            raise Killed
-        return original(*args, **options)
-
-    monkeypatch.setattr(owner, name, dies)
-    return calls
 
 
 def strip(found: list[dict[str, Any]]) -> Any:
@@ -202,9 +179,8 @@ def test_a_finished_run_that_goes_on_does_nothing(whole: Path, monkeypatch: pyte
     def never(*args: Any, **options: Any) -> None:
         raise AssertionError("nothing is left to do")
 
-    monkeypatch.setattr("uirl.pipelines.evolve.collect", never)
-    monkeypatch.setattr("uirl.pipelines.evolve.fine_tune", never)
-    monkeypatch.setattr("uirl.pipelines.evolve.evaluate_episodes", never)
+    for work in ("collect", "fine_tune", "evaluate_episodes"):
+        monkeypatch.setattr(f"uirl.pipelines.evolve.{work}", never)
     run(whole.parent, resume=True)
     with pytest.raises(StorageError, match="already holds a run"):
         run(whole.parent)

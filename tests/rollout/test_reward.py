@@ -14,7 +14,7 @@ from uirl.errors import ConfigError, JudgeFailure
 from uirl.images import ImageStore
 from uirl.rollout.episode import EpisodeOptions
 from uirl.rollout.reward import apply_reward, judge_episode
-from uirl.types import Action, Observation, Task, Trajectory, Turn
+from uirl.types import Action, Observation, Task, Trajectory, Turn, Verdict
 
 WORLD: Any = object()
 
@@ -146,3 +146,28 @@ def test_a_reply_that_the_function_cannot_read_is_worth_nothing_whatever_it_rais
     record = said(reply)
     apply_reward(record, judge, WORLD)
     assert record.total_reward() == 0.0
+
+
+def test_what_cannot_be_read_is_worth_no_more_than_the_worst_that_was_read() -> None:
+    def judge(record: Trajectory) -> float:
+        return float(record.actions[-1])
+
+    totals = []
+    for reply in ("2", "-3", "1", "x", "nan", "2e15"):
+        record = said(reply)
+        apply_reward(record, judge, WORLD)
+        totals.append(record.total_reward())
+    assert totals == [2.0, -3.0, 1.0, -3.0, -3.0, -3.0]
+
+
+async def test_of_a_verifier_the_verdict_is_recorded() -> None:
+    images = ImageStore()
+
+    class Eye:
+        async def judge_episode(self, trajectory: Trajectory, environment: Any = None, pictures: Any = None) -> Verdict:
+            assert (environment, pictures) == (WORLD, images.get)
+            return Verdict(0.25, False, "half of it", "eye")
+
+    record = said("1")
+    await judge_episode(record, Eye(), WORLD, images)
+    assert (record.verdict, record.rewards) == (Verdict(0.25, False, "half of it", "eye"), [0.25])

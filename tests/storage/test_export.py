@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from tests.storage.episodes import PNG, episode, full_trajectory
-from uirl.errors import StorageError
+from uirl.errors import ConfigError, StorageError
 from uirl.images import Screenshot
 from uirl.rollout.conversation import messages_of
 from uirl.storage import TrajectoryStore, export_sft
+from uirl.storage.export import _schema, _with_pictures, to_parquet
 from uirl.types import Action, Failure, Observation, ToolCall, ToolResult, Turn
 
 
@@ -155,3 +158,32 @@ def test_pictures_that_were_not_kept_are_missed(tmp_path):
         store.add(episode("a", shot=b"x"), step=1)
         with pytest.raises(StorageError, match=r"was not kept; store runs with logging\.store_images=true"):
             export_sft(store, tmp_path / "x.jsonl")
+
+
+def test_columns_of_parquet_are_said_in_the_way_of_datasets(tmp_path, monkeypatch):
+    """What needs no pyarrow; tests/clients/test_parquet.py reads whole files with datasets."""
+    text, parts = {"dtype": "string", "_type": "Value"}, [{"type": "text", "text": "x"}]
+    shown = {"id": "a", "reward": 1.0, "messages": [{"role": "user", "content": parts}], "images": ["d/x.png"]}
+    plain = {"prompt": [], "completion": [{"role": "assistant", "content": "x"}]}
+    said = []
+    for line in (shown, plain):
+        pa = MagicMock()
+        _schema(pa, line)
+        assert [call.args[0] for call in pa.field.call_args_list] == list(line)
+        said.append(json.loads(pa.schema.call_args.kwargs["metadata"]["huggingface"])["info"]["features"])
+    assert said[0] == {
+        "id": text,
+        "reward": {"dtype": "float64", "_type": "Value"},
+        "messages": [{"role": text, "content": [{"type": text, "text": text}]}],
+        "images": [{"_type": "Image"}],
+    }
+    assert said[1] == {name: [{"role": text, "content": text}] for name in plain}
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x.png").write_bytes(b"1")
+    assert _with_pictures(shown, tmp_path) == {**shown, "images": [{"bytes": b"1", "path": "x.png"}]}
+    assert _with_pictures(plain, tmp_path) == plain
+    with pytest.raises(StorageError, match=r"d/y\.png is missing: .*; export the episodes again"):
+        _with_pictures({"images": ["d/y.png"]}, tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"Parquet needs pyarrow: pip install pyarrow \(or uirl\[parquet\]\)"):
+        to_parquet(tmp_path / "x.jsonl", tmp_path / "x.parquet")
