@@ -9,10 +9,9 @@ import torch
 from tests.learner.worlds import make_config
 from uirl.images import ImageStore
 from uirl.learner import Policy, collate
-from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.policy import TokenScores
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.steps import MinibatchSchedule
+from uirl.learner.steps import MinibatchSchedule, Objective, UpdateTensors
 from uirl.types import Sample
 
 TEXT = "model.model_name=uirl/tiny-lm"
