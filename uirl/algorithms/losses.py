@@ -6,7 +6,7 @@ tokens of this call (whatever the denominator), so weigh them by `.../tokens` wh
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ class PolicyLossOptions:
                 "usual, None switches it off"
             )
         for name in ("ratio_level", "tis_level", "mismatch_level"):
-            if getattr(self, name) not in ("token", "sequence"):
+            if getattr(self, name) not in get_args(RatioLevel):
                 raise ValueError(f"{name} must be 'token' or 'sequence': got {getattr(self, name)!r}")
 
     @property
