@@ -79,9 +79,10 @@ def test_what_an_entry_says_it_needs_is_exactly_what_it_reads(name):
         "anchor_ids": spec.needs_anchors,
     }
     without = {field: None for field, need in needed.items() if not need}
+    called = next(first for first in ALGORITHMS if ALGORITHMS[first] is spec)
     spec.advantage(inputs(**without))
     for field in needed.keys() - without.keys():
-        with pytest.raises(ValueError, match=rf"needs {field}: got None"):
+        with pytest.raises(ValueError, match=rf"^{called} needs {field}: got None, expected"):
             spec.advantage(inputs(**{field: None}))
 
 
