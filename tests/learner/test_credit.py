@@ -54,21 +54,6 @@ class TestDeadGroups:
         metrics = learner.update(samples)
         assert (metrics["live_groups"], metrics["live_fraction"]) == (0.5, 1.0)
 
-    def test_fewer_live_trajectories_make_fewer_minibatches(self, images):
-        learner = make_learner(images, *self.GRPO, "training.minibatches=4")
-        reward = self.live_only_in_group({0, 1})
-        metrics = learner.update(sample_trajectories(learner.policy, images, n=8, reward=reward))
-        assert metrics["live_fraction"] == 0.5
-        assert metrics["optimizer_steps"] == 2
-
-    def test_the_step_can_be_scaled_by_what_lives(self, images):
-        rates = []
-        for scale in ("false", "true"):
-            learner = make_learner(images, *self.GRPO, f"algorithm.scale_step_by_live={scale}")
-            samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 2}))
-            rates.append(learner.update(samples)["learning_rate"])
-        assert rates[1] == pytest.approx(rates[0] / 2)
-
     @pytest.mark.parametrize(
         ("option", "share"), [("training.warmup_steps=4", 4), ("algorithm.scale_step_by_live=true", 2)]
     )
