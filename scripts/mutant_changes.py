@@ -97,7 +97,7 @@ def _calls(function: ast.expr, given: list[ast.expr], named: list[ast.keyword]) 
         yield ast.Call(renamed or ast.Attribute(function.value, other, ast.Load()), given, named)  # type: ignore[attr-defined]
     if (
         len(given) > 1
-        and name not in ("isinstance", "getattr", "min", "max")  # the order of two numbers is none
+        and name not in ("isinstance", "getattr", "min", "max", "minimum", "maximum")
         and not any(isinstance(one, ast.Starred) for one in given[:2])
     ):
         yield ast.Call(function, [given[1], given[0], *given[2:]], named)
