@@ -80,6 +80,12 @@ def test_whitening_equal_numbers_gives_zero(value):
     assert (masked_whiten(torch.full((10, 100), value), torch.ones(10, 100)) == 0).all()
 
 
+def test_whitening_takes_rounding_for_no_difference():
+    for apart, same in ((2.0**-23, True), (2.0**-20, False)):
+        whitened = masked_whiten(torch.tensor([[1.0, 1.0 + apart]]), torch.ones(1, 2))
+        assert bool((whitened == 0).all()) is same
+
+
 def test_whitening_one_or_no_number():
     assert masked_whiten(LOSS, torch.tensor([[0, 1, 0], [0, 0, 0], [0, 0, 0]])).abs().sum() == 0
     assert masked_whiten(LOSS, torch.zeros(3, 3)).abs().sum() == 0
