@@ -24,8 +24,7 @@ from benchmarks.pairs import alternate, pair, report
 from uirl.images import ImageStore, screenshot
 from uirl.inference import ChatRenderer, Message
 from uirl.learner import Policy
-from uirl.learner.batch import SampleBatches
-from uirl.learner.room import MicroBatchRoom
+from uirl.learner.batch import MicroBatchRoom, SampleBatches
 from uirl.types import Sample
 
 

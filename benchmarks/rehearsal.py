@@ -25,12 +25,10 @@ from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.inference.embedded.sampling import draw, sampling_log_probs
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences, project
 from uirl.learner import Policy
-from uirl.learner.batch import Batch, SampleBatches
-from uirl.learner.objective import Objective, UpdateTensors
+from uirl.learner.batch import Batch, MicroBatchRoom, SampleBatches
 from uirl.learner.optimizer import Optimizer
-from uirl.learner.room import MicroBatchRoom
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.steps import UpdateSteps
+from uirl.learner.steps import Objective, UpdateSteps, UpdateTensors
 from uirl.metrics import Metrics
 from uirl.training.plan import Workload
 from uirl.types import Sample

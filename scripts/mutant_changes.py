@@ -97,7 +97,7 @@ def _calls(function: ast.expr, given: list[ast.expr], named: list[ast.keyword]) 
         yield ast.Call(renamed or ast.Attribute(function.value, other, ast.Load()), given, named)  # type: ignore[attr-defined]
     if (
         len(given) > 1
-        and name not in ("isinstance", "getattr")
+        and name not in ("isinstance", "getattr", "min", "max", "minimum", "maximum")
         and not any(isinstance(one, ast.Starred) for one in given[:2])
     ):
         yield ast.Call(function, [given[1], given[0], *given[2:]], named)
@@ -205,6 +205,8 @@ def _left_alone(node: ast.AST) -> bool:
         case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(ast.Constant()):
             return True
         case ast.Assign(targets=[ast.Name("__all__")]) | ast.keyword(arg="strict"):
+            return True
+        case ast.Call(ast.Name("TypeVar")) | ast.Subscript(ast.Name("Literal")):  # they are annotations too
             return True
     return False
 

@@ -117,22 +117,21 @@ class TestDropUnlikely:
 
 
 class TestEntropyController:
-    def test_by_hand(self):
+    @pytest.mark.parametrize(
+        ("updates", "factor"),
+        [
+            ([(0.45, 0.5)], math.exp(0.05)),  # 0.05 nats short: the weight grows by e^0.05
+            ([(0.45, 0.5), (0.6, 0.5)], math.exp(0.05 - 0.1)),  # then 0.1 too many: it falls by e^-0.1
+            ([(0.0, 3.0)], math.exp(0.2)),  # a large error is answered by a fifth
+            ([(3.0, 0.0)], math.exp(-0.2)),
+            ([(0.0, 1.0)] * 50, 10),  # it stays in its range
+            ([(2.0, 1.0)] * 50, 0.1),
+        ],
+    )
+    def test_by_hand(self, updates, factor):
         controller = EntropyController(0.1)
-        # 0.05 nats short: the weight grows by e^0.05; then 0.1 too many: it falls by e^-0.1
-        assert controller.update(0.45, 0.5) == pytest.approx(0.1 * math.exp(0.05))
-        assert controller.update(0.6, 0.5) == pytest.approx(0.1 * math.exp(0.05 - 0.1))
-
-    def test_a_large_error_is_answered_by_a_fifth(self):
-        assert EntropyController(0.1).update(0.0, 3.0) == pytest.approx(0.1 * math.exp(0.2))
-        assert EntropyController(0.1).update(3.0, 0.0) == pytest.approx(0.1 * math.exp(-0.2))
-
-    @pytest.mark.parametrize(("entropy", "reached"), [(0.0, 1.0), (2.0, 0.01)])
-    def test_it_stays_in_its_range(self, entropy, reached):
-        controller = EntropyController(0.1)
-        for _ in range(50):
-            controller.update(entropy, 1.0)
-        assert controller.value == pytest.approx(reached)
+        last = [controller.update(entropy, target) for entropy, target in updates][-1]
+        assert last == controller.value == pytest.approx(0.1 * factor)
 
     @pytest.mark.parametrize("init_coef", [0.0, -1.0, math.nan, math.inf])
     def test_a_weight_that_it_could_not_steer_is_refused(self, init_coef):

@@ -81,8 +81,3 @@ def test_truncation_per_sequence_in_the_loss():
     )
     assert loss.item() == pytest.approx(-(3 * 1.2 + 2 * E01) / 5)
     assert metrics["policy/mismatch_capped_fraction"] == pytest.approx(3 / 5)
-
-
-def test_a_level_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="tis_level must be 'token' or 'sequence': got 'turn'"):
-        PolicyLossOptions(tis_level="turn")

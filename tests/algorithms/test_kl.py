@@ -106,14 +106,6 @@ def test_controller_by_hand():
     assert controller.update(torch.tensor(0.009), 1000) == pytest.approx(0.0102048 * 0.99)
 
 
-def test_controller_steers_towards_the_target_from_both_sides():
-    for start in (1e-4, 10.0):
-        controller = KLController(start, target_kl=0.1, adaptive=True, horizon=100)
-        for _ in range(300):
-            controller.update(0.01 / controller.kl_coef, 50)  # a world in which kl = 0.01 / coefficient
-        assert 0.01 / controller.kl_coef == pytest.approx(0.1, rel=0.01)
-
-
 def test_a_fixed_controller_and_its_checkpoint():
     fixed = KLController(init_kl_coef=0.01, target_kl=0.01, adaptive=False)
     assert fixed.update(current_kl=5.0, n_steps=10**9) == 0.01

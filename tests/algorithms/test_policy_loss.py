@@ -18,6 +18,7 @@ from uirl.algorithms import (
 )
 
 OPTIONS = {field.name for field in dataclasses.fields(PolicyLossOptions)}
+LEVELS = ("ratio", "tis", "mismatch")
 AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -72,14 +73,11 @@ def test_metrics_by_hand():
     advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0]])
     mask = torch.tensor([[1, 1, 1, 1, 0]])
     _, metrics = policy_loss(torch.zeros(1, 5), log_ratio, advantages, mask, 0.2, clip_ratio_c=3.0)
-    assert metrics["policy/clip_fraction_high"] == 0.25
-    assert metrics["policy/clip_fraction_low"] == 0.25
-    assert metrics["policy/clip_fraction_dual"] == 0.25
-    assert metrics["policy/ratio_mean"] == pytest.approx((1.64872 + 0.60653 + 7.38906 + 1) / 4, rel=1e-5)
-    assert metrics["policy/ratio_max"] == pytest.approx(7.38906, rel=1e-5)
-    assert metrics["policy/tokens"] == 4
+    expected = {f"policy/clip_fraction_{side}": 0.25 for side in ("high", "low", "dual")}
+    expected |= {"policy/ratio_mean": (1.64872 + 0.60653 + 7.38906 + 1) / 4, "policy/ratio_max": 7.38906}
     # k3: ratio - 1 - log ratio = 0.14872, 0.10653, 4.38906, 0
-    assert metrics["policy/approx_kl"] == pytest.approx((0.14872 + 0.10653 + 4.38906) / 4, rel=1e-4)
+    expected |= {"policy/approx_kl": (0.14872 + 0.10653 + 4.38906) / 4, "policy/tokens": 4}
+    assert metrics == pytest.approx(expected, rel=1e-5)
 
 
 def test_sequence_ratio_by_hand():
@@ -126,15 +124,14 @@ def test_truncated_importance_weights_by_hand():
     loss.backward()
     assert loss.item() == pytest.approx(-2.03455, rel=1e-5)
     torch.testing.assert_close(log_probs.grad, -torch.tensor([[1.0, 4.0, 3 * 0.367879]]) / 3)
-    assert metrics["policy/mismatch_capped_fraction"] == pytest.approx(1 / 3)
-    assert metrics["policy/mismatch_weight_max"] == pytest.approx(2.71828, rel=1e-5)
-    assert metrics["policy/mismatch_weight_mean"] == pytest.approx((1 + 2.71828 + 0.36788) / 3, rel=1e-5)
+    seen = {name: value for name, value in metrics.items() if "mismatch" in name}
     # k3 of the engine against the learner: w - 1 - log w = 0, 0.71828, 0.36788
-    assert metrics["policy/mismatch_kl"] == pytest.approx((0.71828 + 0.36788) / 3, rel=1e-4)
+    expected = {"weight_mean": (1 + 2.71828 + 0.36788) / 3, "weight_max": 2.71828, "kl": (0.71828 + 0.36788) / 3}
+    expected |= {"capped_fraction": 1 / 3}
+    assert seen == pytest.approx({f"policy/mismatch_{name}": value for name, value in expected.items()}, rel=1e-5)
     measured, measured_metrics = policy_loss(*arguments, rollout_log_probs=rollout)
     assert measured.item() == pytest.approx(-2.0)  # reported, not corrected
-    assert "policy/mismatch_capped_fraction" not in measured_metrics
-    assert "policy/mismatch_kl" in measured_metrics
+    assert metrics.keys() - measured_metrics.keys() == {"policy/mismatch_capped_fraction"}
 
 
 @pytest.mark.parametrize(
@@ -190,24 +187,30 @@ def random_batch(seed: int = 0, rows: int = 6, columns: int = 7) -> dict[str, to
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("ratio_level", ["token", "sequence"])
-def test_micro_batches_sum_to_the_full_batch(aggregation, ratio_level):
+@pytest.mark.parametrize("kind", ["token", "sequence", "value", "rejection"])
+def test_micro_batches_sum_to_the_full_batch(kind, aggregation):
     batch = random_batch()
-    options = {"aggregation": aggregation, "ratio_level": ratio_level, "clip_ratio_c": 1.5, "tis_cap": 1.1}
-    options |= {"loss_length": 11} if aggregation.endswith("norm") else {}
-    rollout = batch["old_log_probs"] - 0.1 * batch["advantages"]
+    old, advantages, mask = batch["old_log_probs"], batch["advantages"], batch["response_mask"]
+    rollout = old - 0.1 * advantages
+    solved = (torch.arange(6) % 2 == 0).float().unsqueeze(1).expand(6, 7)
+    lengths = {"aggregation": aggregation} | ({"loss_length": 11} if aggregation.endswith("norm") else {})
+    policy = {"ratio_level": kind, "clip_ratio_c": 1.5, "tis_cap": 1.1}
 
-    def loss_of(rows: slice, log_probs: torch.Tensor, denominator: float | None) -> torch.Tensor:
-        part = {name: tensor[rows] for name, tensor in batch.items()} | {"log_probs": log_probs[rows]}
-        return policy_loss(**part, rollout_log_probs=rollout[rows], denominator=denominator, **options)[0]
+    def loss_of(rows: slice, now: torch.Tensor, denominator: float | None) -> torch.Tensor:
+        how = lengths | {"denominator": denominator}
+        if kind == "value":
+            return compute_value_loss(now[rows], advantages[rows], old[rows], mask[rows], 0.2, **how)[0]
+        if kind == "rejection":
+            return compute_rejection_sampling_loss(now[rows], solved[rows], mask[rows], **how)[0]
+        how |= policy | {"rollout_log_probs": rollout[rows]}
+        return policy_loss(old[rows], now[rows], advantages[rows], mask[rows], **how)[0]
 
-    whole = batch["log_probs"].clone().requires_grad_()
+    whole, pieces = (batch["log_probs"].clone().requires_grad_() for _ in range(2))
     full = loss_of(slice(None), whole, None)
     full.backward()
-    pieces = batch["log_probs"].clone().requires_grad_()
-    denominator = aggregation_denominator(batch["response_mask"], aggregation)
+    denominator = aggregation_denominator(kept_mask(solved, mask) if kind == "rejection" else mask, aggregation)
     total = 0.0
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 6)):
+    for rows in (slice(0, 1), slice(1, 2), slice(2, 6)):  # nothing of the second is kept by rejection sampling
         loss = loss_of(rows, pieces, denominator)
         loss.backward()
         total += loss.item()
@@ -279,11 +282,16 @@ def test_no_tokens_give_zero_loss_and_zero_gradient():
         ({"tis_cap": 2.0}, "tis_cap=2.0 and mismatch_range=None need rollout_log_probs"),
         ({"mismatch_range": (0.5, 2.0)}, r"mismatch_range=\(0.5, 2.0\) need rollout_log_probs"),
         ({"mismatch_range": (2.0, 0.5), "rollout_log_probs": torch.zeros(2, 3)}, "0 <= low < high: got"),
-        ({"mismatch_level": "row"}, "mismatch_level must be 'token' or 'sequence': got 'row'"),
+        *(({f"{of}_level": "row"}, f"{of}_level must be 'token' or 'sequence': got 'row'") for of in LEVELS),
         ({"tis_cap": -1.0, "rollout_log_probs": torch.zeros(2, 3)}, "tis_cap must be positive"),
         ({"clip_ratio_c": 0.9}, "clip_ratio_c must be above 1: got 0.9"),
         ({"eps_low": 1.5}, "eps_low=1.5"),
-        ({"ratio_level": "row"}, "ratio_level must be 'token' or 'sequence': got 'row'"),
+        ({"clip_ratio_c": 1.0}, "clip_ratio_c must be above 1: got 1.0"),
+        ({"tis_cap": 0.0}, "tis_cap must be positive: got 0.0"),
+        ({"mismatch_range": (-0.1, 0.5)}, "0 <= low < high: got"),
+        ({"mismatch_range": (0.5, 0.5)}, "0 <= low < high: got"),
+        ({"eps_low": -0.1}, "eps_low=-0.1"),
+        ({"eps_high": -0.1}, "eps_high=-0.1"),
         ({"rollout_log_probs": torch.zeros(2, 2)}, r"got shape \(2, 2\), expected \(2, 3\); does the engine"),
     ],
 )
@@ -291,6 +299,13 @@ def test_options_that_cannot_be_meant_are_refused(options, message):
     zeros = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=message):
         policy_loss(zeros, zeros, zeros, torch.ones(2, 3), **options)
+
+
+def test_the_outermost_options_are_taken():
+    PolicyLossOptions(mismatch_range=(0.0, 0.1), eps_low=0.0, eps_high=0.0).clip_range(0.2)
+    assert PolicyLossOptions(eps_low=1.0).clip_range(0.2) == (1.0, 0.2)
+    with pytest.raises(ValueError, match="cliprange_value must be positive: got 0"):
+        compute_value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1), 0)
 
 
 def test_value_loss_by_hand():
@@ -304,8 +319,9 @@ def test_value_loss_by_hand():
     assert loss.item() == pytest.approx(0.408333, rel=1e-5)
     # gradient (v - 1) / 3 where the unclipped error is the larger one: -0.9 / 3 and 1 / 3
     torch.testing.assert_close(vpreds.grad, torch.tensor([[0.0, -0.3, 1 / 3, 0.0]]))
-    assert metrics["value/clip_fraction"] == pytest.approx(1 / 3)
-    assert metrics["value/explained_variance"] == 0  # returns do not vary
+    # returns do not vary: nothing is explained
+    expected = {"clip_fraction": 1 / 3, "mean": 2.6 / 3, "return_mean": 1, "explained_variance": 0, "tokens": 3}
+    assert metrics == pytest.approx({f"value/{name}": value for name, value in expected.items()})
     unclipped, _ = compute_value_loss(vpreds, torch.ones(1, 4), torch.zeros(1, 4), mask, None)
     assert unclipped.item() == pytest.approx((0.25 + 0.81 + 1) / 6, rel=1e-5)
 
@@ -329,19 +345,6 @@ def test_explained_variance():
     assert metrics["value/explained_variance"] == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
-def test_value_micro_batches_sum_to_the_full_batch(aggregation):
-    batch = random_batch()
-    arguments = [batch["log_probs"], batch["advantages"], batch["old_log_probs"], batch["response_mask"]]
-    full = compute_value_loss(*arguments, 0.2, aggregation=aggregation)[0].item()
-    denominator = aggregation_denominator(batch["response_mask"], aggregation)
-    parts = [
-        compute_value_loss(*(a[i : i + 2] for a in arguments), 0.2, aggregation=aggregation, denominator=denominator)[0]
-        for i in (0, 2, 4)
-    ]
-    assert sum(parts).item() == pytest.approx(full, rel=1e-6)
-
-
 def test_rejection_sampling_loss_by_hand():
     # kept: the first row's two response tokens, -log p = 1 and 3, mean 2. The second row is rejected.
     log_probs = torch.tensor([[-1.0, -9.0, -3.0], [-5.0, -5.0, -5.0]], requires_grad=True)
@@ -351,24 +354,4 @@ def test_rejection_sampling_loss_by_hand():
     loss.backward()
     assert loss.item() == 2.0
     torch.testing.assert_close(log_probs.grad, torch.tensor([[-0.5, 0, -0.5], [0, 0, 0]]))
-    assert metrics["policy/kept_fraction"] == pytest.approx(0.4)
-    assert metrics["policy/nll"] == 2.0
-    assert metrics["policy/tokens"] == 2
-
-
-def test_rejection_sampling_micro_batches_and_an_empty_one():
-    batch = random_batch()
-    advantages = (torch.arange(6) % 2 == 0).float().unsqueeze(1).expand(6, 7)
-    kept = kept_mask(advantages, batch["response_mask"])
-    full = compute_rejection_sampling_loss(batch["log_probs"], advantages, batch["response_mask"])[0].item()
-    parts = [
-        compute_rejection_sampling_loss(
-            batch["log_probs"][i : i + 1],
-            advantages[i : i + 1],
-            batch["response_mask"][i : i + 1],
-            denominator=aggregation_denominator(kept),
-        )[0].item()
-        for i in range(6)
-    ]
-    assert sum(parts) == pytest.approx(full, rel=1e-6)
-    assert parts[1] == 0
+    assert metrics == pytest.approx({"policy/kept_fraction": 0.4, "policy/nll": 2.0, "policy/tokens": 2})

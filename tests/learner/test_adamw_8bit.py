@@ -13,8 +13,7 @@ from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import load_checkpoint, save_checkpoint
-from uirl.learner.adamw_8bit import bytes_of_moments
-from uirl.learner.optimizer import Optimizer, OptimizerSettings
+from uirl.learner.optimizer import Optimizer, OptimizerSettings, bytes_of_moments
 from uirl.training.plan import plan_of
 
 EIGHT = "training.optimizer=adamw_8bit"

@@ -1,6 +1,7 @@
 """A policy begins with adapters that peft saved, or says why they are not its own."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.errors import ConfigError
+from uirl.images import ImageStore
 from uirl.learner import Policy, export_peft, load_policy, save_checkpoint
 from uirl.learner.lora import _require_base
 from uirl.runtime.folders import read_tensors, write_tensors
@@ -15,12 +17,19 @@ from uirl.runtime.folders import read_tensors, write_tensors
 LORA = (TEXT, "model.use_lora=true", "model.lora.r=4", "training.learning_rate=0.01")
 
 
-@pytest.fixture
-def trained(images, tmp_path):
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
     """A policy with adapters that learned, and the folder in which peft would find them."""
+    images = ImageStore()
     learner = make_learner(images, *LORA)
     learner.update(sample_trajectories(learner.policy, images))
-    return learner, export_peft(tmp_path / "adapter", learner.policy)
+    return learner, export_peft(tmp_path_factory.mktemp("learned") / "adapter", learner.policy)
+
+
+@pytest.fixture
+def trained(learned, tmp_path):
+    """The same with a folder of its own, which may be changed."""
+    return learned[0], shutil.copytree(learned[1], tmp_path / "adapter")
 
 
 def adapters_of(policy):

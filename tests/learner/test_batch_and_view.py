@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.learner.worlds import make_config, sample_trajectories
+from tests.learner.worlds import sample_trajectories
 from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.inference.models import shared_prompts as padding
-from uirl.learner import Policy, collate, micro_batches, response_view
 from uirl.learner import batch as batch_module
+from uirl.learner import collate, micro_batches, response_view
 from uirl.learner.credit import assign_credit
 from uirl.types import Sample
 
@@ -237,11 +237,3 @@ def test_a_micro_batch_is_closed_before_a_tenth_of_it_is_padding(monkeypatch):
     monkeypatch.setattr(padding, "PADDING_TOKENS", 0)
     # 30 of 400 is less than 0.08, 50 of 500 is more; then 60 of 160
     assert micro_batches(samples, 10_000) == [[0, 1, 2, 3], [4], [5]]
-
-
-def test_a_text_model_needs_no_images():
-    policy = Policy.from_config(make_config("model.model_name=uirl/tiny-lm"))
-    samples = sample_trajectories(policy, ImageStore(), n=2)
-    batch = collate(policy.loaded, samples, ImageStore())
-    assert batch.images == ()
-    assert batch.position_ids.shape == (1, *batch.input_ids.shape)

@@ -1,5 +1,7 @@
 """Credit of an update: groups without a signal, the KL to the reference, the critic."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from tests.learner.updates import TEXT, gradients_of_first_step, log_probs_of, m
 from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
 from uirl.errors import ConfigError
 from uirl.learner import Learner, Policy
-from uirl.learner.credit import Credit
+from uirl.learner.credit import Credit, _describe_values
 
 
 class TestDeadGroups:
@@ -51,21 +53,6 @@ class TestDeadGroups:
         samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 1}))
         metrics = learner.update(samples)
         assert (metrics["live_groups"], metrics["live_fraction"]) == (0.5, 1.0)
-
-    def test_fewer_live_trajectories_make_fewer_minibatches(self, images):
-        learner = make_learner(images, *self.GRPO, "training.minibatches=4")
-        reward = self.live_only_in_group({0, 1})
-        metrics = learner.update(sample_trajectories(learner.policy, images, n=8, reward=reward))
-        assert metrics["live_fraction"] == 0.5
-        assert metrics["optimizer_steps"] == 2
-
-    def test_the_step_can_be_scaled_by_what_lives(self, images):
-        rates = []
-        for scale in ("false", "true"):
-            learner = make_learner(images, *self.GRPO, f"algorithm.scale_step_by_live={scale}")
-            samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 2}))
-            rates.append(learner.update(samples)["learning_rate"])
-        assert rates[1] == pytest.approx(rates[0] / 2)
 
     @pytest.mark.parametrize(
         ("option", "share"), [("training.warmup_steps=4", 4), ("algorithm.scale_step_by_live=true", 2)]
@@ -113,16 +100,6 @@ class TestKL:
         assert learner.update(samples)["kl_reference"] == 0
         assert learner.update(with_version(samples, 1))["kl_reference"] > 1e-4
 
-    def test_the_loss_holds_the_policy_near_its_reference(self, images):
-        distances = []
-        for coefficient in (1e-6, 30.0):
-            overrides = [*self.ON_LOSS, TEXT, f"algorithm.kl_loss_coef={coefficient}", "training.learning_rate=0.003"]
-            learner = make_learner(images, *overrides)
-            samples = sample_trajectories(learner.policy, images)
-            distances.append([learner.update(samples)["kl_reference"] for _ in range(8)][-1])
-        assert distances[0] > 0.005
-        assert distances[1] < 0.3 * distances[0]
-
     def test_with_adapters_too(self, images):
         learner = make_learner(images, *self.ON_LOSS, "model.use_lora=true", "training.learning_rate=0.01")
         samples = sample_trajectories(learner.policy, images)
@@ -166,18 +143,6 @@ class TestKL:
 
 
 class TestCritic:
-    def test_it_learns_a_constant_return(self, images):
-        overrides = ["training.adv_estimator=gae", "training.value_learning_rate=0.03", "training.value_clip=null"]
-        learner = make_learner(images, TEXT, *overrides, "training.learning_rate=0.0001", "training.lam=1.0")
-        samples = sample_trajectories(learner.policy, images, turns=1, reward=lambda i, turn: 1.0)
-        first = learner.update(samples)
-        assert first["value_mean"] == 0
-        assert first["return_mean"] == pytest.approx(1)
-        for _ in range(60):
-            last = learner.update(samples)
-        assert last["value_mean"] == pytest.approx(1, abs=0.1)
-        assert last["value_loss"] < 0.02 * first["value_loss"]
-
     def test_an_algorithm_with_critic_needs_a_value_head(self, images):
         config = make_config(TEXT, "training.adv_estimator=gae")
         with pytest.raises(ConfigError, match="critic=True"):
@@ -185,10 +150,34 @@ class TestCritic:
 
     def test_the_value_head_has_a_learning_rate_of_its_own(self, images):
         overrides = [TEXT, "training.adv_estimator=gae", "training.learning_rate=0.001", "training.minibatches=1"]
+        overrides += ["training.update_epochs=1", "training.gamma=1.0", "training.lam=1.0"]
         learner = make_learner(images, *overrides, "training.value_learning_rate=0.02", "training.weight_decay=0")
         before = weights_of(learner.policy)
-        learner.update(sample_trajectories(learner.policy, images))
-        moved = {name: float((w - before[name]).abs().max()) for name, w in weights_of(learner.policy).items()}
-        # Adam's first step is the learning rate on every weight with a gradient
-        assert moved["value_head.bias"] == pytest.approx(0.02, rel=1e-3)
-        assert moved["model.norm.weight"] == pytest.approx(0.001, rel=1e-2)
+        metrics = learner.update(sample_trajectories(learner.policy, images, turns=1, reward=lambda i, turn: 1.0))
+        assert (metrics["value_mean"], metrics["return_mean"]) == (0, pytest.approx(1))
+        moved = {name: w - before[name] for name, w in weights_of(learner.policy).items()}
+        # Adam's first step is the learning rate on every weight with a gradient, here towards a return of 1
+        assert float(moved["value_head.bias"]) == pytest.approx(0.02, rel=1e-3)
+        assert float(moved["model.norm.weight"].abs().max()) == pytest.approx(0.001, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("live", "share", "groups", "enough"),
+    [([1, 0], 0.5, True, True), ([1, 0], 0.49, True, False), ([1, 0], 0.1, False, True), ([0, 0], 1.0, False, False)],
+)
+def test_what_is_enough_for_a_step(live, share, groups, enough):
+    algorithm, spec = SimpleNamespace(min_live_groups=0.5), SimpleNamespace(needs_group=groups)
+    credit = Credit(torch.zeros(2, 1), torch.zeros(2, 1), torch.tensor(live).bool(), share)
+    assert credit.is_signal(SimpleNamespace(algorithm=algorithm, spec=spec)) is enough
+    assert credit.live_fraction == sum(live) / 2
+
+
+@pytest.mark.parametrize(
+    ("values", "returns", "explained"),
+    [([0, 1], [0, 2], 0.75), ([1, 1], [0, 2], 0.0), ([0, 2], [0, 2], 1.0), ([0, 5], [1, 1], 0.0)],
+)
+def test_how_well_the_critic_predicts(values, returns, explained):
+    # variances: of the returns 1, of what is left 1/4, 1, 0; returns that do not vary are not explained
+    found = _describe_values(torch.tensor(values).float(), torch.tensor(returns).float())
+    expected = {"value_mean": sum(values) / 2, "return_mean": sum(returns) / 2, "explained_variance": explained}
+    assert found == pytest.approx(expected)

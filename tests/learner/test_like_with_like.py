@@ -11,7 +11,7 @@ from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.mapping import verl_values
 from uirl.learner import response_view
-from uirl.learner.scoring import BatchScores, stale_weights
+from uirl.learner.credit import BatchScores, stale_weights
 from uirl.learner.settings import LearnerSettings
 
 FILTERS = ["inference.top_p=0.9", "inference.top_k=3"]

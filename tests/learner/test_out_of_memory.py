@@ -9,6 +9,7 @@ from tests.learner.updates import gradients_of_first_step, log_probs_of, make_le
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.errors import OutOfMemory
 from uirl.learner import Policy
+from uirl.learner.batch import MicroBatchRoom
 from uirl.runtime.memory import is_out_of_memory
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
@@ -155,3 +156,38 @@ def test_other_errors_are_not_taken_for_it(images, small_memory):
         learner.update(samples)
     assert len(passes) == 1
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator: can't allocate memory"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "fits", "asked", "left"),
+    [
+        (4, 120, 0, 1000),  # it fits at once
+        (4, 60, 0, 60),
+        (4, 29, 0, 15),  # 120, 60, 30, 15
+        (1, 0, 1, 1000),  # of one sample activations are computed again, and the budget stays
+    ],
+)
+def test_a_micro_batch_is_halved_until_it_fits(rows, fits, asked, left):
+    calls: list[int] = []
+    room = MicroBatchRoom(1000, rows=rows, width=30, recompute=lambda: calls.append(1) is None)
+
+    def attempt() -> str:
+        room.size = min(120, room.tokens)
+        if room.size > fits and not calls:
+            raise MemoryError("no room")
+        return "done"
+
+    assert room.within_memory(attempt) == "done"
+    assert (len(calls), room.tokens) == (asked, left)
+
+
+@pytest.mark.parametrize("recompute", [None, lambda: False])
+def test_one_sample_that_cannot_be_made_smaller_is_an_error(recompute):
+    room = MicroBatchRoom(1000, rows=1, width=30, size=30, recompute=recompute)
+
+    def attempt() -> None:
+        raise MemoryError("no room\nbeside others")
+
+    with pytest.raises(OutOfMemory, match=r"one sequence of 30 tokens, the smallest micro-batch: no room\. Expected"):
+        room.within_memory(attempt)
+    assert room.tokens == 1000

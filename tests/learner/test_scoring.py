@@ -1,17 +1,22 @@
 """Old log-probs: whose they are, at which temperature, and when a gap between engine and learner stops the run."""
 
+import contextlib
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.learner.updates import TEXT, make_learner
-from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
+from tests.learner.worlds import make_config, sample_trajectories, weights_of
+from uirl.algorithms import RejectionSampling
 from uirl.errors import AlignmentError, NonFiniteError
 from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models import attention
 from uirl.learner import Policy
+from uirl.learner.settings import FLOAT32, HALF, OTHER_ENGINE, EngineGap, GapLimits, LearnerSettings
+from uirl.types import Sample
 
 
 def test_rollout_log_probs_are_used_where_they_are_exact(images):
@@ -103,18 +108,23 @@ def test_engine_and_learner_with_other_tokens_stop_the_run(images):
     assert all(torch.equal(w, before[name]) for name, w in weights_of(learner.policy).items())
 
 
-HALF = (TEXT, "training.adv_estimator=reinforce_plus_plus", "model.dtype=bfloat16", "model.tiny.initializer_range=0.3")
+BFLOAT = (
+    TEXT,
+    "training.adv_estimator=reinforce_plus_plus",
+    "model.dtype=bfloat16",
+    "model.tiny.initializer_range=0.3",
+)
 
 
 def test_rounding_in_bfloat16_stops_nothing(images):
-    learner = make_learner(images, *HALF)
+    learner = make_learner(images, *BFLOAT)
     metrics = learner.update(sample_trajectories(learner.policy, images, turns=8))
     assert 1e-4 < metrics["log_prob_gap_max"] < 0.5
     assert metrics["log_prob_gap_mean"] < 0.05
 
 
 def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypatch):
-    learner = make_learner(images, *HALF)
+    learner = make_learner(images, *BFLOAT)
     proven_spans(learner.policy.loaded)
 
     def short_sighted(kind, size, seen, key, query):
@@ -128,18 +138,11 @@ def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypat
 
 
 def test_many_small_gaps_stop_a_run_that_no_single_token_would(images):
-    learner = make_learner(images, *HALF, "training.minibatches=1")
+    learner = make_learner(images, *BFLOAT, "training.minibatches=1")
     samples = sample_trajectories(learner.policy, images, turns=8)
     # at prompt tokens they are never read
     samples[1] = replace(samples[1], rollout_log_probs=tuple(x - 0.5 for x in samples[1].rollout_log_probs))
     with pytest.raises(AlignmentError, match=r"disagree by 0\.\d+ nats as a mean over \d+ tokens .* trajectory-1"):
-        learner.update(samples)
-
-
-def test_samples_of_a_future_version_are_refused(images):
-    learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus")
-    samples = with_version(sample_trajectories(learner.policy, images), 3)
-    with pytest.raises(AlignmentError, match="sampled by version 3, but the learner is at 0"):
         learner.update(samples)
 
 
@@ -150,3 +153,72 @@ def test_demonstrations_never_reach_a_policy_gradient(images):
     samples[1] = replace(samples[1], rollout_log_probs=nan)
     with pytest.raises(NonFiniteError, match=r"old log-probs of trajectory trajectory-1.*demonstration"):
         learner.update(samples)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limits"),
+    [
+        ([], FLOAT32),
+        (["model.use_lora=true"], FLOAT32),
+        (["model.dtype=bfloat16"], HALF),
+        (["inference.backend=vllm"], OTHER_ENGINE),
+        (["inference.backend=openai", "inference.server_url=http://127.0.0.1:9"], None),
+        (["inference.temperature=0"], None),
+        (["inference.top_p=0.9"], None),
+        (["inference.top_k=3"], None),
+        (["model.use_lora=true", "model.lora.lora_dropout=0.1"], None),
+    ],
+)
+def test_which_gap_an_engine_may_leave(overrides, limits):
+    found = LearnerSettings.of(make_config(TEXT, *overrides))
+    assert found.gap_limits is limits
+    assert found.engine_is_exact == (limits is FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "corrects_stale", "needs_reference", "reads_old_log_probs"),
+    [
+        ([], True, False, True),
+        (["algorithm.stale_correction=off"], False, False, True),
+        (["training.old_log_probs=rollout"], False, False, True),
+        (["algorithm.tis_cap=2"], False, False, True),
+        (["algorithm.mismatch_range=[0.5, 2]"], False, False, True),
+        (["training.use_kl_in_reward=true"], True, True, True),
+        (["algorithm.kl_loss_coef=0.1"], True, True, True),
+        (["training.adv_estimator=rejection_sampling"], False, False, False),
+    ],
+)
+def test_what_an_update_needs(overrides, corrects_stale, needs_reference, reads_old_log_probs):
+    found = LearnerSettings.of(make_config(TEXT, *overrides))
+    assert found.corrects_stale == corrects_stale
+    assert found.needs_reference == needs_reference
+    assert found.reads_old_log_probs == reads_old_log_probs
+    # a penalty reads them whatever the loss
+    assert LearnerSettings.of(make_config(TEXT, *overrides), RejectionSampling()).reads_old_log_probs == (
+        "training.use_kl_in_reward=true" in overrides
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gaps", "current", "told"),
+    [
+        (16, dict.fromkeys(range(16), 0.25), True, None),  # at the limit of a mean
+        (16, dict.fromkeys(range(16), 0.375), True, r"0.375 nats as a mean over 16 tokens .* expected at most 0.25,"),
+        (15, dict.fromkeys(range(15), 0.375), True, None),  # too few for a mean
+        (16, {3: -1.0}, True, None),  # at the limit of a token
+        (16, {3: -1.5}, True, r"1.5 nats on token 3 of the sample of trajectory b, .* expected at most 1,"),
+        (16, {3: -1.5}, False, None),  # older weights sampled it
+        (16, {3: math.nan}, True, None),  # a demonstration
+        (16, {17: 9.0}, True, None),  # no response token
+    ],
+)
+def test_a_gap_is_told_beyond_its_limits(tokens, gaps, current, told):
+    log_probs, engine = torch.full((2, 18), -2.0), torch.full((2, 18), -2.0)
+    for column, gap in gaps.items():
+        engine[1, column] -= gap
+    batch = SimpleNamespace(response_mask=torch.arange(18).expand(2, 18) < tokens, rollout_log_probs=engine)
+    found = EngineGap.of(log_probs, batch, [True, current])
+    assert found.tokens == tokens * (1 + current) - sum(map(math.isnan, gaps.values()))
+    samples = [Sample((1,), (True,), (0,), (0,), (0,), trajectory_id=id) for id in "ab"]
+    with pytest.raises(AlignmentError, match=told) if told else contextlib.nullcontext():
+        found.require(GapLimits(largest=1.0, mean=0.25), samples, torch.float32)

@@ -15,8 +15,7 @@ from tests.learner.worlds import picture, sample_trajectories
 from uirl.images import ImageStore
 from uirl.learner import Policy
 from uirl.learner import batch as batch_module
-from uirl.learner.batch import MicroBatch, SampleBatches, micro_batches, packed
-from uirl.learner.room import MicroBatchRoom
+from uirl.learner.batch import MicroBatch, MicroBatchRoom, SampleBatches, micro_batches, packed
 from uirl.types import Sample
 
 

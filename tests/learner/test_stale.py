@@ -11,7 +11,7 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore
 from uirl.learner import Policy, response_view
-from uirl.learner.scoring import BatchScores, stale_weights
+from uirl.learner.credit import BatchScores, stale_weights
 from uirl.learner.settings import LearnerSettings
 from uirl.types import Sample
 

@@ -1,5 +1,6 @@
 """One update: its gradient, its terms, every estimator, supervised steps, and what it refuses."""
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import uirl.learner
 from tests.learner.updates import TEXT, gradients_of_first_step, log_probs_of, make_learner
-from tests.learner.worlds import make_config, sample_trajectories, weights_of
+from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
 from uirl.algorithms import GRPO, PPO, RejectionSampling, score_tokens
 from uirl.errors import AlignmentError, NonFiniteError
 from uirl.learner import Policy, collate, response_view
@@ -73,17 +75,6 @@ def test_the_first_gradient_is_that_of_the_policy_gradient_theorem(images, monke
     loss.backward()
     for name, p in learner.policy.named_trainable():
         assert torch.allclose(got[name], p.grad, atol=1e-5), name
-
-
-def test_the_bonus_raises_the_entropy(images):
-    entropies = []
-    for coefficient in (0.0, 10.0):
-        overrides = [TEXT, "training.adv_estimator=reinforce_plus_plus", f"training.entropy_coef={coefficient}"]
-        learner = make_learner(images, *overrides, "training.learning_rate=0.002")
-        samples = sample_trajectories(learner.policy, images)
-        entropies.append([learner.update(samples)["entropy"] for _ in range(4)])
-    assert entropies[1][-1] > entropies[1][0] + 0.01
-    assert entropies[1][-1] > entropies[0][-1] + 0.01
 
 
 def test_terms_have_the_weights_of_the_config(images, monkeypatch):
@@ -212,7 +203,9 @@ class TestAlgorithms:
 
 class TestSupervised:
     def test_it_lowers_the_loss_and_counts_versions(self, images):
-        learner = make_learner(images, "training.warm_start.learning_rate=0.003", "training.warm_start.warmup_steps=0")
+        learner = make_learner(
+            images, TEXT, "training.warm_start.learning_rate=0.003", "training.warm_start.warmup_steps=0"
+        )
         samples = [replace(s, rollout_log_probs=(math.nan,) * len(s.token_ids)) for s in
                    sample_trajectories(learner.policy, images)]  # fmt: skip
         losses = [learner.supervised(samples)["loss"] for _ in range(8)]
@@ -265,3 +258,68 @@ class TestRefusals:
             learner.update([])
         with pytest.raises(AlignmentError, match="no samples"):
             learner.supervised([])
+
+
+FIGURES = """
+tokens sequences trajectories staleness live_fraction live_groups value_mean return_mean explained_variance skipped
+old_log_probs_recomputed entropy_coef kl_loss_coef log_prob_gap_max log_prob_gap_mean clip_fraction_high
+clip_fraction_low clip_fraction_dual approx_kl ratio_mean ratio_max mismatch_weight_mean mismatch_weight_max
+mismatch_kl clip_fraction entropy bonus_entropy value_clip_fraction kl_reference grad_norm learning_rate
+value_grad_norm policy_loss value_loss kl_loss optimizer_steps
+"""
+
+
+def test_an_update_has_these_figures_and_its_first_pass_these_numbers(images):
+    chosen = ["training.adv_estimator=gae", "algorithm.kl_loss_coef=0.1", "training.entropy_coef=0.01"]
+    learner = make_learner(images, TEXT, *chosen, "training.minibatches=1", "training.update_epochs=1")
+    samples = sample_trajectories(learner.policy, images)
+    metrics = learner.update(samples)
+    assert list(metrics) == FIGURES.split()
+    counts = {"tokens": sum(sum(sample.response_mask) for sample in samples), "sequences": 4, "trajectories": 4}
+    ones = dict.fromkeys(["live_fraction", "live_groups", "ratio_mean", "ratio_max", "optimizer_steps"], 1)
+    ones |= dict.fromkeys(["mismatch_weight_mean", "mismatch_weight_max"], 1)
+    zeros = dict.fromkeys(["staleness", "value_mean", "explained_variance", "skipped", "old_log_probs_recomputed"], 0)
+    zeros |= dict.fromkeys([name for name in metrics if "clip_fraction" in name or "kl" in name], 0)
+    expected = counts | ones | zeros | {"entropy_coef": 0.01, "kl_loss_coef": 0.1}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert metrics["policy_loss"] == pytest.approx(0, abs=1e-5)  # whitened advantages have the mean 0
+    assert list(learner.supervised(samples)) == ["loss", "tokens", "sequences", "grad_norm", "learning_rate"]
+    learner.version = 5
+    stale = learner.update(with_version(samples, 1)).keys() ^ metrics.keys()
+    of_age = {"age_max", "age_mean", "ess", "ess_sequence", "gap", "masked", "mixed", "share"}
+    assert stale == {f"stale/{name}" for name in of_age} | {"log_prob_gap_max", "log_prob_gap_mean"}
+
+
+DEFAULTS = {
+    "Batch": {"images": ()},
+    "PPOBatch": {"images": ()},
+    "Policy": {"critic": False, "gradient_checkpointing": False, "freeze_vision": False, "seed": 0},
+    "Policy.from_model_config": {"critic": False, "seed": 0},
+    "Policy.train": {"mode": True},
+    "Policy.log_probs_and_values": {
+        **{"temperature": 1.0, "log_probs": True, "entropy": False, "values": False},
+        **{"entropy_gradient": True, "entropy_min_p": 0.0},
+    },
+    "PolicyValueModel": {"seed": 0},
+    "PolicyValueModel.forward": {"images": ()},
+    "PolicyValueModel.log_probs_and_values": {"temperature": 1.0, "entropy": False},
+    "VLMWrapper": {"use_lora": False, "device": "auto", "seed": 0},
+    "VLMWrapper.predict_action": {"prompt": "", "max_tokens": 256, "temperature": 0.0},
+    "VLMWrapper.train": {"mode": True},
+    "collate": {"families": ()},
+    "save_checkpoint": {"save_optimizer": True, "kept": ()},
+}
+"""Every default of a public name and its methods but None."""
+
+
+def test_the_defaults_are_these():
+    functions = {name: getattr(uirl.learner, name) for name in uirl.learner.__all__}
+    for name, kind in list(functions.items()):
+        if inspect.isclass(kind):
+            own = (method for method in vars(kind) if not method.startswith("_") and callable(getattr(kind, method)))
+            functions |= {f"{name}.{method}": getattr(kind, method) for method in own}
+    found = {}
+    for name, function in functions.items():
+        parameters = inspect.signature(function).parameters.values()
+        found[name] = {p.name: p.default for p in parameters if p.default is not p.empty and p.default is not None}
+    assert {name: said for name, said in found.items() if said} == DEFAULTS

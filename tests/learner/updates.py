@@ -6,8 +6,8 @@ from tests.learner.worlds import make_config
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, response_view
 from uirl.learner.batch import SampleBatches
+from uirl.learner.credit import score_samples
 from uirl.learner.optimizer import Optimizer
-from uirl.learner.scoring import score_samples
 
 TEXT = "model.model_name=uirl/tiny-lm"
 

@@ -1,7 +1,9 @@
 """The metrics file under kills, full disks and resumes."""
 
+import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -84,31 +86,24 @@ def test_a_row_after_close_and_reserved_names_are_refused(tmp_path):
         logger.log(1, {})
 
 
-FULL = """
-import resource, sys
-from uirl.errors import StorageError
-from uirl.metrics import MetricsLogger
-logger = MetricsLogger(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, resource.RLIM_INFINITY))
-for step in range(10):
-    try:
-        logger.log(step, {"name": step})
-    except StorageError as error:
-        print(error)
-        break
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-logger.log(99, {"name": 99})
-"""
+def test_a_row_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Writes that take a part of what they are given; on a full disk the second one takes nothing."""
+    path, real, full = tmp_path / "metrics.jsonl", os.write, False
 
+    def write(handle: int, data: bytes) -> int:
+        if full and path.stat().st_size > before:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle, data[:7])
 
-def test_a_full_disk_is_a_clear_error_and_leaves_whole_rows(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    done = subprocess.run([sys.executable, "-c", FULL, path], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "cannot append to" in done.stdout
-    assert "limit" in done.stdout
-    steps = [row["step"] for row in read_metrics(path)]
-    assert steps == [*range(len(steps) - 1), 99]
-    assert len(steps) >= 3
+    with MetricsLogger(path) as logger:
+        monkeypatch.setattr(os, "write", write)
+        logger.log(1, {"name": 1})
+        full, before = True, path.stat().st_size
+        with pytest.raises(StorageError, match=r"cannot append to .*: No space left on device"):
+            logger.log(2, {"name": 2})
+        full = False
+        logger.log(3, {"name": 3})
+    assert [(row["step"], row["name"]) for row in read_metrics(path)] == [(1, 1), (3, 3)]
 
 
 KILLED = """

@@ -31,6 +31,10 @@ def reduced(*calls, **kwargs):
         ("time/tokens_per_second", "rate"),
         ("policy_version", "last"),
         ("learning_rate", "last"),
+        ("x_count", "sum"),
+        ("loss/last", "last"),
+        ("max", "max"),
+        ("time/max", "max"),
         ("climax", "mean"),
         ("summary", "mean"),
     ],
@@ -48,6 +52,11 @@ def test_golden_reductions():
     assert reduced(("x_min", 3), ("x_min", 4)) == {"x_min": 3.0}
     assert reduced(("version", 3), ("version", 2)) == {"version": 2.0}
     assert reduced(("loss", 3), ("loss", 5), reduction="max") == {"loss": 5.0}
+    # without a weight it is 1
+    metrics = Metrics()
+    metrics.add("a_per_second", 3)
+    metrics.add_all({"a_per_second": 5, "b_per_second": 7})
+    assert metrics.reduce() == {"a_per_second": 4.0, "b_per_second": 7.0}
 
 
 def test_no_evidence_is_none_and_not_zero():
@@ -60,6 +69,7 @@ def test_no_evidence_is_none_and_not_zero():
 def test_numbers_that_are_not_finite_become_none_and_are_counted():
     row = reduced(("loss", 1), ("loss", math.nan), ("x_max", math.inf), ("fine", 2))
     assert row == {"loss": None, "x_max": None, "fine": 2.0, "metrics/nonfinite": 2.0}
+    assert reduced(("x_max", 1, math.inf), ("x_max", math.nan)) == {"x_max": None, "metrics/nonfinite": 2.0}
     assert reduced(("x_sum", 1.7e308), ("x_sum", 1.7e308)) == {"x_sum": None, "metrics/nonfinite": 1.0}
 
 

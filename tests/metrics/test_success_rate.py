@@ -36,6 +36,9 @@ def test_the_quantiles_of_student():
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042, 100: 1.984}
     assert {d: student_t(0.95, d) for d in table} == {d: pytest.approx(t, rel=2e-3) for d, t in table.items()}
     assert student_t(0.7, 1) == pytest.approx(1.963, rel=1e-3)
+    # the expansion itself, where its last term still counts
+    worked = {(0.95, 3): 3.1786169950540613, (0.99, 3): 5.794932457570617, (0.5, 4): 0.7406668416477286}
+    assert {case: student_t(*case) for case in worked} == pytest.approx(worked, rel=1e-9)
 
 
 def test_the_interval_by_instance_golden():
@@ -74,8 +77,7 @@ PRIORS = {
 
 
 @pytest.mark.parametrize("instances", [3, 4, 8, 32, 128])
-@pytest.mark.parametrize("tries", [1, 4, 16, 64])
-@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("tries", "greedy"), [(1, False), (4, False), (4, True), (16, False), (16, True), (64, False)])
 @pytest.mark.parametrize("prior", PRIORS)
 def test_an_interval_holds_the_rate_as_often_as_it_says(prior, greedy, tries, instances):
     """Of evaluations with success per instance drawn from a beta distribution at least 93 % hold its mean, whether the
@@ -98,15 +100,26 @@ def test_pass_at_k_golden_and_by_counting():
         assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-@pytest.mark.parametrize("call", [lambda: success_interval(0, 0), lambda: success_interval(3, 2)])
-def test_no_episodes_are_no_rate(call):
-    with pytest.raises(ValueError, match="0 <= successes <= n"):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: success_interval(0, 0), "0 <= successes <= n with n above 0, got 0 of 0"),
+        (lambda: success_interval(3, 2), "0 <= successes <= n with n above 0, got 3 of 2"),
+        (lambda: success_interval(-1, 2), "got -1 of 2"),
+        (lambda: clustered_interval([]), r"expected groups of at least one episode, .* got \[\]"),
+        (lambda: clustered_interval([(0, 0)]), "expected groups of at least one episode"),
+        (lambda: clustered_interval([(1, 1), (3, 2)]), r"got \[\(1, 1\), \(3, 2\)\]"),
+        (lambda: clustered_interval([(2, 2), (-1, 1)]), "expected groups"),
+        (lambda: pass_at_k(4, 1, 5), "evaluate each task at least 5 times"),
+        (lambda: pass_at_k(4, 1, 0), "needs 1 <= k <= n"),
+        (lambda: pass_at_k(0, 0, 1), "n of at least 1, got 0 of 0"),
+        (lambda: pass_at_k(1, 2, 1), "n of at least 1, got 2 of 1"),
+        (lambda: pass_at_k(1, -1, 1), "n of at least 1, got -1 of 1"),
+    ],
+)
+def test_counts_that_make_no_rate_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_pass_at_k_needs_k_tries():
-    with pytest.raises(ValueError, match="evaluate each task at least 5 times"):
-        pass_at_k(4, 1, 5)
 
 
 def test_the_mean_over_tasks_counts_a_task_only_for_as_many_tries_as_it_had():

@@ -2,7 +2,7 @@
 
 advantages.py, turns.py   rewards -> one advantage per response token, and the recurrence beneath
 token_scores.py           logits -> log-probs and entropies of sampled tokens
-policy_loss.py, losses.py what the optimiser minimises, and the importance weights of it
+losses.py                 what the optimiser minimises, and the importance weights of it
 kl.py                     distance to a reference: estimators, penalty, controller
 aggregation.py            token numbers -> batch numbers
 registry.py               the inputs of an estimator, and the names of all
@@ -32,15 +32,17 @@ from uirl.algorithms.descriptions import (
 )
 from uirl.algorithms.groups import GroupIndex, at_most, differ
 from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
-from uirl.algorithms.losses import compute_rejection_sampling_loss, compute_value_loss, kept_mask
-from uirl.algorithms.policy_loss import (
+from uirl.algorithms.losses import (
     LossOptions,
     PolicyLossOptions,
     RatioLevel,
     clipped_surrogate,
     compute_policy_loss,
+    compute_rejection_sampling_loss,
+    compute_value_loss,
     dual_clip,
     effective_sample_size,
+    kept_mask,
     level_log_weight,
     masked_weight,
     mismatch_log_weight,

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from uirl.algorithms.aggregation import masked_whiten
-from uirl.algorithms.checks import as_bool_mask, check_aligned, check_unit_interval, zero_outside
+from uirl.algorithms.checks import (
+    as_bool_mask,
+    check_aligned,
+    check_unit_interval,
+    float_dtype,
+    precise_dtype,
+    zero_outside,
+)
 from uirl.algorithms.groups import GroupIndex, at_most, centred_in_group, group_codes, group_sizes, relative_to_group
 
 # Once decay**stride is below this, everything further right is below the rounding of float32.
@@ -128,7 +135,7 @@ def compute_gae_advantage_return(
     check_aligned(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
     check_unit_interval(gamma=gamma, lam=lam)
     mask = as_bool_mask(response_mask)
-    rewards, values = _as_float(token_level_rewards), _as_float(values)
+    rewards, values = token_level_rewards.to(float_dtype(token_level_rewards)), values.to(float_dtype(values))
     after_last = _bootstrap_column(bootstrap_values, values)
 
     def advantages_of(packed: Tensor, rewards: Tensor, values: Tensor) -> Tensor:
@@ -233,7 +240,7 @@ def compute_reinforce_plus_plus_advantage(
     def reward_to_go(_: Tensor, rewards: Tensor) -> Tensor:
         return discounted_suffix_sum(rewards, gamma)
 
-    returns = without_holes(reward_to_go, mask, _as_float(token_level_rewards))
+    returns = without_holes(reward_to_go, mask, token_level_rewards.to(float_dtype(token_level_rewards)))
     return masked_whiten(returns, mask), returns
 
 
@@ -292,7 +299,7 @@ def _scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor,
     mask `[B, T]`."""
     check_aligned(token_level_rewards=token_level_rewards, response_mask=response_mask)
     mask = as_bool_mask(response_mask)
-    precise = torch.float32 if token_level_rewards.device.type == "mps" else torch.float64
+    precise = precise_dtype(token_level_rewards)
     kept = zero_outside(token_level_rewards, mask)
     return kept.sum(dim=-1, dtype=precise), kept.abs().sum(dim=-1, dtype=precise), mask
 
@@ -306,16 +313,7 @@ def _scores_and_groups(
 
 def _spread(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:
     """Return one number per row on all its response tokens, `[B, T]`, in float32 or the rewards' float64."""
-    return per_row.to(_float_dtype(like)).unsqueeze(-1) * mask
-
-
-def _as_float(tensor: Tensor) -> Tensor:
-    return tensor.to(_float_dtype(tensor))
-
-
-def _float_dtype(tensor: Tensor) -> torch.dtype:
-    """Choose float32 for everything narrower: an advantage in bfloat16 keeps three digits."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return per_row.to(float_dtype(like)).unsqueeze(-1) * mask
 
 
 def _bootstrap_column(bootstrap_values: Tensor | None, values: Tensor) -> Tensor | None:

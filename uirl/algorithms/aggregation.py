@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from uirl.algorithms.checks import as_bool_mask, check_aligned, zero_outside
+from uirl.algorithms.checks import as_bool_mask, check_aligned, precise_dtype, zero_outside
 from uirl.algorithms.groups import at_most
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -55,14 +55,14 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
     selected = as_bool_mask(mask, "mask")
     count = int(selected.count_nonzero())
     kept = zero_outside(values, selected)
-    mean = kept.sum(dtype=_statistics_dtype(values)) / max(count, 1)
+    mean = kept.sum(dtype=precise_dtype(values)) / max(count, 1)
     chosen = values[selected]
     if not count or at_most(chosen.max(), chosen.min(), chosen.abs().max()):
         centred = torch.zeros_like(kept)
     else:
         centred = zero_outside(values - mean.to(values.dtype), selected)
     # No early return for one entry: centred is 0 then, and 0 / sqrt(epsilon) stays 0.
-    variance = centred.square().sum(dtype=_statistics_dtype(values)) / max(count - 1, 1)
+    variance = centred.square().sum(dtype=precise_dtype(values)) / max(count - 1, 1)
     whitened = centred * torch.rsqrt(variance + epsilon).to(values.dtype)
     if shift_mean:
         return whitened
@@ -166,8 +166,3 @@ def _check_loss_length(aggregation: str, loss_length: int | None) -> None:
             f"loss_length belongs to 'seq-mean-token-sum-norm': got {loss_length} with {aggregation!r}; "
             "drop it or change the aggregation"
         )
-
-
-def _statistics_dtype(values: Tensor) -> torch.dtype:
-    """Choose float64, except on Apple's GPU, which has none."""
-    return torch.float32 if values.device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""Checks of the tensors that the functions of this folder take: shapes and masks."""
+"""Shapes, masks and precisions of the tensors that the functions of this folder take."""
 
 import torch
 from torch import Tensor
@@ -75,6 +75,16 @@ def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
     which is six times slower on a CPU.
     """
     return torch.where(mask, values, values.new_zeros(()))
+
+
+def float_dtype(tensor: Tensor) -> torch.dtype:
+    """Choose float32 for every `tensor` `[...]` that is narrower: an advantage in bfloat16 keeps three digits."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def precise_dtype(tensor: Tensor) -> torch.dtype:
+    """Choose float64 for sums over `tensor` `[...]`, except on Apple's GPU, which has none."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def check_unit_interval(**numbers: float) -> None:

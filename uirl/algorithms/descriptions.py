@@ -11,7 +11,7 @@ from typing import Any
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
-from uirl.algorithms.policy_loss import LossOptions, PolicyLossOptions, RatioLevel
+from uirl.algorithms.losses import LossOptions, PolicyLossOptions, RatioLevel
 from uirl.algorithms.registry import AdvantageOptions, AlgorithmSpec, get_algorithm
 
 

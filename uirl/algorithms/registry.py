@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -96,30 +96,6 @@ class AdvantageInputs:
                 "a missing episode, never a number"
             )
 
-    def required_values(self, estimator: str) -> Tensor:
-        """Return `values` `[B, T]`, for an estimator that cannot do without."""
-        if self.values is None:
-            raise _missing(estimator, "values", "the critic's values [B, T]")
-        return self.values
-
-    def required_index(self, estimator: str) -> GroupIndex:
-        """Return `index`, for an estimator that cannot do without."""
-        if self.index is None:
-            raise _missing(estimator, "index", "one group id per row")
-        return self.index
-
-    def required_turn_ids(self, estimator: str) -> Tensor:
-        """Return `turn_ids` `[B, T]`, for an estimator that cannot do without."""
-        if self.turn_ids is None:
-            raise _missing(estimator, "turn_ids", "the turn number of each response token [B, T]")
-        return self.turn_ids
-
-    def required_anchor_ids(self, estimator: str) -> Tensor:
-        """Return `anchor_ids` `[B, T]`, for an estimator that cannot do without."""
-        if self.anchor_ids is None:
-            raise _missing(estimator, "anchor_ids", "the id of each turn's first state [B, T], or turn_level")
-        return self.anchor_ids
-
 
 def _first(values: Tensor, wrong: Tensor) -> str:
     """Return the first of `values` `[B, T]` that is `wrong`, and where it stands."""
@@ -127,8 +103,20 @@ def _first(values: Tensor, wrong: Tensor) -> str:
     return f"{values[row, column].item()} in row {row}, column {column}"
 
 
-def _missing(estimator: str, name: str, expected: str) -> ValueError:
-    return ValueError(f"{estimator} needs {name}: got None, expected {expected}")
+_EXPECTED = {
+    "values": "the critic's values [B, T]",
+    "index": "one group id per row",
+    "turn_ids": "the turn number of each response token [B, T]",
+    "anchor_ids": "the id of each turn's first state [B, T], or turn_level",
+}
+
+
+def _needed(estimator: str, inputs: AdvantageInputs, name: str) -> Any:
+    """Return the input `name`, for an estimator that cannot do without."""
+    given = getattr(inputs, name)
+    if given is None:
+        raise ValueError(f"{estimator} needs {name}: got None, expected {_EXPECTED[name]}")
+    return given
 
 
 LossName = Literal["policy", "rejection_sampling"]
@@ -158,7 +146,7 @@ class AlgorithmSpec:
 def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return compute_gae_advantage_return(
         inputs.token_level_rewards,
-        inputs.required_values("gae"),
+        _needed("gae", inputs, "values"),
         inputs.response_mask,
         inputs.gamma,
         inputs.lam,
@@ -168,19 +156,19 @@ def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 
 def _grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = inputs.required_index("grpo")
+    index = _needed("grpo", inputs, "index")
     return compute_grpo_advantage(
         inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=inputs.normalize_by_std
     )
 
 
 def _grpo_mean(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = inputs.required_index("grpo_mean")
+    index = _needed("grpo_mean", inputs, "index")
     return compute_grpo_advantage(inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=False)
 
 
 def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = inputs.required_index("rloo")
+    index = _needed("rloo", inputs, "index")
     return compute_rloo_advantage(inputs.token_level_rewards, inputs.response_mask, index)
 
 
@@ -192,7 +180,7 @@ def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = inputs.required_index("reinforce_plus_plus_baseline")
+    index = _needed("reinforce_plus_plus_baseline", inputs, "index")
     return compute_reinforce_plus_plus_baseline_advantage(inputs.token_level_rewards, inputs.response_mask, index)
 
 
@@ -200,8 +188,8 @@ def _turn_level(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return compute_turn_level_advantage(
         inputs.token_level_rewards,
         inputs.response_mask,
-        inputs.required_index("turn_level"),
-        inputs.required_turn_ids("turn_level"),
+        _needed("turn_level", inputs, "index"),
+        _needed("turn_level", inputs, "turn_ids"),
         gamma=inputs.gamma,
         normalize_by_std=inputs.normalize_by_std,
     )
@@ -211,9 +199,9 @@ def _gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return compute_gigpo_advantage(
         inputs.token_level_rewards,
         inputs.response_mask,
-        inputs.required_index("gigpo"),
-        inputs.required_turn_ids("gigpo"),
-        inputs.required_anchor_ids("gigpo"),
+        _needed("gigpo", inputs, "index"),
+        _needed("gigpo", inputs, "turn_ids"),
+        _needed("gigpo", inputs, "anchor_ids"),
         gamma=inputs.gamma,
         step_advantage_weight=inputs.step_advantage_weight,
         normalize_by_std=inputs.normalize_by_std,

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from uirl.algorithms.checks import float_dtype
+
 _BLOCK_ELEMENTS = 2**19
 """Numbers of the vocabulary axis worked on at once: 2 MB of float32 stay in the cache of a core."""
 
@@ -108,8 +110,7 @@ def _score(z: Tensor, targets: Tensor, wanted: _Wanted) -> tuple[Tensor, ...]:
 
 def _scaled(rows: Tensor, wanted: _Wanted) -> Tensor:
     """Return a copy of `rows` [n, V] in float32 or float64, divided by the temperature."""
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    copy = rows.to(dtype, copy=True)
+    copy = rows.to(float_dtype(rows), copy=True)
     return copy if wanted.temperature == 1.0 else copy.div_(wanted.temperature)
 
 
@@ -213,7 +214,12 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         rows = logits.reshape(-1, logits.shape[-1])
-        entropy = torch.cat([torch.special.entr(_probabilities(rows[block])).sum(dim=-1) for block in blocks(rows)])
+        entropy = torch.cat(
+            [
+                torch.special.entr(torch.softmax(rows[block], dim=-1, dtype=float_dtype(rows))).sum(dim=-1)
+                for block in blocks(rows)
+            ]
+        )
         ctx.save_for_backward(logits, entropy)
         return entropy.view(logits.shape[:-1])
 
@@ -225,12 +231,7 @@ class _Entropy(torch.autograd.Function):
         grad = torch.empty_like(rows)
         outer = grad_output.reshape(-1, 1)
         for block in blocks(rows):
-            p = _probabilities(rows[block])
+            p = torch.softmax(rows[block], dim=-1, dtype=float_dtype(rows))
             local = torch.special.entr(p).addcmul_(p, entropy[block].unsqueeze(-1), value=-1.0)
             grad[block] = local.mul_(outer[block])
         return grad.view(logits.shape)
-
-
-def _probabilities(rows: Tensor) -> Tensor:
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    return torch.softmax(rows, dim=-1, dtype=dtype)

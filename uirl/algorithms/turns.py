@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from uirl.algorithms.checks import as_bool_mask, check_aligned, check_unit_interval, zero_outside
+from uirl.algorithms.checks import (
+    as_bool_mask,
+    check_aligned,
+    check_unit_interval,
+    float_dtype,
+    precise_dtype,
+    zero_outside,
+)
 from uirl.algorithms.groups import GroupIndex, group_codes, relative_to_group
 
 
@@ -142,8 +149,7 @@ class _Turns:
         self.column = zero_outside(turn_ids, self.mask).to(torch.int64)
         _check_turn_ids(turn_ids, self.mask)
         self.count = int(self.column.max()) + 1 if self.column.numel() else 1
-        self.dtype = torch.float64 if token_level_rewards.dtype == torch.float64 else torch.float32
-        precise = torch.float32 if token_level_rewards.device.type == "mps" else torch.float64
+        self.dtype, precise = float_dtype(token_level_rewards), precise_dtype(token_level_rewards)
         empty = torch.zeros(len(self.mask), self.count, dtype=precise, device=self.mask.device)
         kept = zero_outside(token_level_rewards, self.mask).to(precise)
         self.rewards = empty.scatter_add(1, self.column, kept)

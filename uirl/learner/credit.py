@@ -1,4 +1,6 @@
-"""Credit for the response tokens of an update: advantages on whole trajectories, and which of them carry a signal."""
+"""What an update is made from, before its first step: scores of the policy and its reference, what stale tokens weigh,
+the credit of whole trajectories, and which of them carry a signal.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from uirl.algorithms import (
     AdvantageInputs,
@@ -14,12 +17,198 @@ from uirl.algorithms import (
     AlgorithmSpec,
     KLController,
     apply_kl_penalty,
+    effective_sample_size,
+    level_log_weight,
+    masked_mean,
+    masked_weight,
+    mismatch_log_weight,
     spare_turns,
+    truncated_weight,
 )
-from uirl.errors import AlignmentError, ConfigError
-from uirl.learner.scoring import BatchScores
+from uirl.errors import AlignmentError, ConfigError, NonFiniteError
+from uirl.learner.batch import SampleBatches
+from uirl.learner.policy import Policy
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.view import ResponseView
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScores:
+    """Scores of the response tokens of an update, float32 on the CPU, in rows of trajectories. None: not asked for."""
+
+    log_probs: Tensor | None = None
+    """[N, R], in nats."""
+    from_engine: bool = False
+    """`log_probs` are those that the engine sampled with."""
+    values: Tensor | None = None
+    """[N, R], in units of reward: the critic before the token is chosen."""
+    final_values: Tensor | None = None
+    """[N], in units of reward: the critic after the last token of the trajectory."""
+
+
+def score_old(
+    policy: Policy, settings: LearnerSettings, view: ResponseView, batches: SampleBatches, version: int
+) -> BatchScores:
+    """Return log-probs and values under the weights of `version`, the policy's, as far as credit and loss read them.
+
+    The engine's log-probs stand for the policy's where the settings trust them. Raises NonFiniteError where a score is
+    not finite.
+    """
+    from_engine = trusts_engine(settings, view, version)
+    scores = score_samples(
+        policy,
+        settings.temperature,
+        view,
+        batches,
+        log_probs=settings.reads_old_log_probs and not from_engine,
+        values=settings.spec.needs_critic,
+    )
+    if settings.reads_old_log_probs and from_engine:
+        scores = replace(scores, log_probs=view.rollout_log_probs, from_engine=True)
+    _require_finite(view, scores)
+    return scores
+
+
+def score_reference(
+    policy: Policy, settings: LearnerSettings, view: ResponseView, batches: SampleBatches
+) -> BatchScores:
+    """Return the log-probs of the reference policy, where a KL is measured; else nothing."""
+    if not settings.needs_reference:
+        return BatchScores()
+    with policy.reference():
+        return score_samples(policy, settings.temperature, view, batches, log_probs=True, values=False)
+
+
+def trusts_engine(settings: LearnerSettings, view: ResponseView, version: int) -> bool:
+    """Return whether the engine's log-probs may stand for the learner's at the start of an update of `version`."""
+    if settings.training.old_log_probs != "auto":
+        return settings.training.old_log_probs == "rollout"
+    return settings.engine_is_exact and all(sampled == version for sampled in view.sample_versions)
+
+
+@torch.no_grad()
+def score_samples(
+    policy: Policy, temperature: float, view: ResponseView, batches: SampleBatches, *, log_probs: bool, values: bool
+) -> BatchScores:
+    """Return the scores of all samples under the weights that `policy` has now; `log_probs`, `values`: which of
+    them."""
+    if not (log_probs or values):
+        return BatchScores()
+    token_log_probs, token_values, final_values = ([torch.empty(0)] * len(batches) for _ in range(3))
+
+    def score() -> None:
+        for batch, members in batches.of(range(len(batches))):
+            scores = policy.log_probs_and_values(batch, temperature, log_probs=log_probs, values=values)
+            counts = batch.response_mask.sum(1).tolist()
+            if scores.log_probs is not None:
+                _place(token_log_probs, members, batch.flatten(scores.log_probs).cpu().split(counts))
+            if scores.values is not None and scores.final_values is not None:
+                _place(token_values, members, batch.flatten(scores.values).cpu().split(counts))
+                _place(final_values, members, scores.final_values.cpu().split(1))
+
+    batches.room.within_memory(score)
+    return BatchScores(
+        log_probs=view.spread(torch.cat(token_log_probs)) if log_probs else None,
+        values=view.spread(torch.cat(token_values)) if values else None,
+        final_values=torch.cat(final_values)[list(view.last_samples)] if values else None,
+    )
+
+
+def _place(parts: list[Tensor], members: Sequence[int], scores: Sequence[Tensor]) -> None:
+    for index, part in zip(members, scores, strict=True):
+        parts[index] = part
+
+
+def _require_finite(view: ResponseView, scores: BatchScores) -> None:
+    for name, compact in (("old log-probs", scores.log_probs), ("values", scores.values)):
+        if compact is not None and not compact.isfinite().all():
+            row = int((~compact.isfinite()).any(1).nonzero()[0])
+            raise NonFiniteError(
+                f"the {name} of trajectory {view.name(row)} are not finite. A demonstration has no rollout log-probs "
+                "and belongs to Learner.supervised; otherwise the weights are broken."
+            )
+
+
+def stale_weights(
+    settings: LearnerSettings, view: ResponseView, old: BatchScores, version: int
+) -> tuple[Tensor | None, dict[str, float]]:
+    """Return the weight of every token [N, R] in an update of `version`, and the metrics of what is stale.
+
+    A sample is stale as a whole where older weights sampled any token of it: what follows was sampled from their cache.
+    All other tokens weigh exactly 1. None: nothing is stale, or it is not corrected. Raises AlignmentError where a
+    stale sample that is to be corrected has no log-probs of the engine, or those of what a filter left.
+    """
+    stale = torch.tensor([sampled < version for sampled in view.sample_versions])
+    if not stale.any():
+        return None, {}
+    metrics = _ages(view, stale, version)
+    if old.log_probs is None or old.from_engine or not (settings.like_with_like or settings.corrects_stale):
+        return None, metrics
+    mask = _padded(view, view.mask) & stale[:, None]
+    mask &= _known(settings, view, mask)
+    log_weight = mismatch_log_weight(_padded(view, old.log_probs), _padded(view, view.rollout_log_probs), mask)
+    metrics |= _distance(log_weight, mask)
+    if not settings.corrects_stale:
+        return None, metrics
+    weights, corrected = _correction(settings, log_weight, mask)
+    counted = torch.arange(weights.shape[1]) < torch.tensor(view.token_counts)[:, None]
+    return view.spread(weights[counted]), metrics | corrected
+
+
+def _correction(settings: LearnerSettings, log_weight: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Return the weights [S, T], 1 outside `mask`, and the shares of its tokens that are capped or left out."""
+    finer = settings.algorithm
+    level = finer.stale_level
+    if finer.stale_correction == "masked":
+        weights = masked_weight(log_weight, mask, *finer.stale_range, level)
+        return weights, {"stale/masked": float(masked_mean((weights == 0).float(), mask))}
+    weights = truncated_weight(log_weight, mask, finer.stale_cap, level)
+    above = level_log_weight(log_weight, mask, level).exp() > finer.stale_cap
+    return weights, {"stale/capped": float(masked_mean(above.float(), mask))}
+
+
+def _distance(log_weight: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return how far the policy that sampled the tokens of `mask` [S, T] is from the learner's at the start."""
+    of_sequence = level_log_weight(log_weight, mask, "sequence")[:, :1].exp()
+    return {
+        "stale/gap": float(masked_mean(log_weight.abs(), mask)),
+        "stale/ess": float(effective_sample_size(log_weight.exp(), mask)),
+        "stale/ess_sequence": float(effective_sample_size(of_sequence, mask.any(1, keepdim=True))),
+    }
+
+
+def _ages(view: ResponseView, stale: Tensor, version: int) -> dict[str, float]:
+    """Return how much is stale, and by how many versions. `stale`: booleans [S]."""
+    versions = [
+        part for part, old in zip(view.split(view.flatten(view.policy_version)), stale.tolist(), strict=True) if old
+    ]
+    ages = version - torch.cat(versions)
+    return {
+        "stale/share": len(ages) / view.tokens,
+        "stale/age_mean": float(ages.double().mean()),
+        "stale/age_max": float(ages.max()),
+        "stale/mixed": sum(bool(part.min() != part.max()) for part in versions) / len(versions),
+    }
+
+
+def _known(settings: LearnerSettings, view: ResponseView, mask: Tensor) -> Tensor:
+    """Find the tokens of which the engine said how likely they were among all: booleans [S, T]."""
+    known = _padded(view, view.rollout_log_probs).isfinite() & settings.like_with_like
+    unknown = (mask & ~known).any(1)
+    if settings.corrects_stale and unknown.any():
+        row = view.sample_rows[int(unknown.nonzero()[0])]
+        raise AlignmentError(
+            f"trajectory {view.name(row)} was sampled by older weights and cannot be corrected for that: got no "
+            "log-probs of the engine that compare with the learner's, expected one per token; use an engine that "
+            "returns them, inference.top_p=1 and top_k=0, actors.staleness=0, or algorithm.stale_correction=off"
+        )
+    return known
+
+
+def _padded(view: ResponseView, compact: Tensor) -> Tensor:
+    """Return numbers of rows of trajectories [N, R] in rows of samples [S, T], 0 beyond their end."""
+    return pad_sequence(view.split(view.flatten(compact)), batch_first=True)
+
 
 Anchors = Mapping[str, Sequence[Hashable]]
 """For each trajectory id the key of the state in which each turn started; equal keys are equal states."""

@@ -1,4 +1,6 @@
-"""AdamW over the policy and the value head: warm-up, clipping, float32 masters for narrower weights."""
+"""AdamW over the policy and the value head: warm-up, clipping, float32 masters for narrower weights, and moments of 8
+bits by the package bitsandbytes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uirl.errors import CheckpointError, NonFiniteError
-from uirl.learner.adamw_8bit import KINDS, adamw_8bit, moments_of, restore_moments
+from uirl.errors import CheckpointError, ConfigError, NonFiniteError
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -28,7 +29,7 @@ class OptimizerSettings:
     max_grad_norm: float | None
     """Gradients of a larger norm are scaled to it, policy and value head each by its own norm; None: never."""
     eight_bit: bool = False
-    """Moments of 8 bits: see `uirl.learner.adamw_8bit`."""
+    """Moments of 8 bits (`adamw_8bit`)."""
 
 
 class Optimizer:
@@ -194,3 +195,58 @@ class Optimizer:
                     "and no weight changed. Lower the learning rate, or look at the log-probs of this batch."
                 )
         return "the norm of the gradients is not finite although each is: it overflows; lower the learning rate"
+
+
+BLOCK = 256
+"""Numbers that share a scale."""
+SMALLEST = 4096
+"""Numbers of a weight below which its moments stay in float32."""
+KINDS = ("step", "state1", "state2", "absmax1", "absmax2")
+"""What is kept of a weight: steps, codes of the two moments, the scales of their blocks. The tables that codes are read
+by are the same for all."""
+
+
+def bytes_of_moments(numbers: int) -> int:
+    """Return the bytes that both moments of a weight with so many `numbers` take."""
+    if numbers < SMALLEST:
+        return 8 * numbers
+    return 2 * numbers + 8 * -(-numbers // BLOCK)
+
+
+def adamw_8bit(
+    groups: Sequence[Mapping[str, Any]], *, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """Return AdamW with moments of 8 bits over `groups` of parameters, on a GPU or a CPU. Raises ConfigError where
+    bitsandbytes is missing.
+
+    The moments of a weight are quantised in blocks, each with a scale: 2 bytes a number and 1/32 more, where two of
+    float32 take 8.
+
+    Paper: Dettmers et al. 2022 (2110.02861).
+    """
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            f"training.optimizer=adamw_8bit: cannot import bitsandbytes ({error}); pip install 'uirl[bitsandbytes]', "
+            "or take training.optimizer=adamw"
+        ) from error
+    return AdamW8bit(groups, betas=betas, weight_decay=weight_decay, min_8bit_size=SMALLEST)
+
+
+def moments_of(adam: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    """Return what `adam` keeps of `weight` [...], by the names in `KINDS`: codes [...], scales [blocks], steps [];
+    nothing before the first step."""
+    state = adam.state.get(weight, {})
+    kept = {kind: state[kind] for kind in KINDS if kind in state}
+    return {kind: value if isinstance(value, Tensor) else torch.tensor(float(value)) for kind, value in kept.items()}
+
+
+def restore_moments(adam: Any, weight: Tensor, moments: Mapping[str, Tensor]) -> None:
+    """Let `adam` go on with what `moments_of` gave of `weight` [...]."""
+    group = next(i for i, one in enumerate(adam.param_groups) if any(p is weight for p in one["params"]))
+    place = next(i for i, p in enumerate(adam.param_groups[group]["params"]) if p is weight)
+    adam.init_state(adam.param_groups[group], weight, group, place)
+    for kind, value in moments.items():
+        kept = int(value) if kind == "step" else value.to(weight.device, copy=True)
+        adam.state[weight][kind] = kept

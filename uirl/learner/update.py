@@ -8,16 +8,22 @@ from uirl.algorithms import Algorithm, EntropyController, KLController
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
-from uirl.learner.batch import SampleBatches
-from uirl.learner.credit import Anchors, credit_of_update
-from uirl.learner.figures import OnLearned, TokenPasses, learned_tokens
-from uirl.learner.objective import Objective, UpdateTensors
+from uirl.learner.batch import MicroBatchRoom, SampleBatches
+from uirl.learner.credit import Anchors, credit_of_update, score_old, score_reference, stale_weights
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
-from uirl.learner.room import MicroBatchRoom
-from uirl.learner.scoring import score_old, score_reference, stale_weights
 from uirl.learner.settings import LearnerSettings
-from uirl.learner.steps import MinibatchSchedule, UpdateSteps, imitate, share_of_peak
+from uirl.learner.steps import (
+    MinibatchSchedule,
+    Objective,
+    OnLearned,
+    TokenPasses,
+    UpdateSteps,
+    UpdateTensors,
+    imitate,
+    learned_tokens,
+    share_of_peak,
+)
 from uirl.learner.view import response_view
 from uirl.metrics import Metrics
 from uirl.types import Sample

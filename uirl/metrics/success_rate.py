@@ -91,7 +91,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     1 - C(n - c, k) / C(n, k) (Chen et al. 2021). Raises ValueError where k is more than n.
     """
-    _check_counts(c, n)
+    if n < 1 or not 0 <= c <= n:
+        raise ValueError(f"expected 0 <= successes <= n with n of at least 1, got {c} of {n}")
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs 1 <= k <= n tries, got n={n}; evaluate each task at least {k} times")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -109,8 +110,3 @@ def mean_pass_at_k(attempts: Iterable[Collection[bool]]) -> dict[int, float]:
         rates = [pass_at_k(len(outcomes), sum(outcomes), k) for outcomes in tasks if len(outcomes) >= k]
         averages[k] = sum(rates) / len(rates)
     return averages
-
-
-def _check_counts(successes: int, n: int) -> None:
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"expected 0 <= successes <= n with n of at least 1, got {successes} of {n}")

@@ -117,7 +117,7 @@ def _keep_until(path: Path, step: int, phase_after: Mapping[str, int]) -> None:
         kept = [row for row in kept if row.get(f"{phase}/step", last) <= last]
     whole = path.read_bytes().endswith(b"\n") or not path.stat().st_size
     if len(kept) < len(rows) or not whole:
-        write_atomically(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept))
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _append(handle: int, line: bytes, path: Path) -> None:

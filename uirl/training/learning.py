@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from uirl.learner.figures import OnLearned
+from uirl.learner.steps import OnLearned
 from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.runtime.event_loop import WorkerThread
 from uirl.training.assembly import Assembly

@@ -27,8 +27,8 @@ from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.quantized import bytes_of_quantized, language_linears
 from uirl.learner import Policy, lora
-from uirl.learner.adamw_8bit import bytes_of_moments
 from uirl.learner.lean_layers import keep_less
+from uirl.learner.optimizer import bytes_of_moments
 from uirl.learner.policy import tokens_projected
 from uirl.runtime.memory import whole_memory
 from uirl.training import memory

@@ -14,7 +14,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, JudgeFailure, StorageError
 from uirl.images import ImageStore
-from uirl.learner.figures import OnLearned
+from uirl.learner.steps import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
