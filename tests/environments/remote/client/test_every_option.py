@@ -17,7 +17,7 @@ import pytest
 from tests.environments.mobile_world.playing import SOLUTIONS, environment, phones, play_alone
 from uirl.environments.mobile_world import environment as phone_module
 from uirl.environments.registry import create_environment, environment_class, option_names
-from uirl.environments.remote.client.servers import Server
+from uirl.environments.remote.client.base import Server
 from uirl.environments.remote.protocol.openenv import action_fields
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.types import Action

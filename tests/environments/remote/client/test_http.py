@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from tests.environments.remote.faults import Faulty, Wire
 from tests.environments.remote.running import running
-from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
+from uirl.environments.remote.client.base import EnvironmentClient, Refused, ServerLost
 from uirl.errors import ConfigError, EnvironmentFailure
 
 

@@ -12,10 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from uirl.environments.options import OptionsLike
-from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import Refused
+from uirl.environments.remote.client.base import GOODBYE, Refused, RemoteEnvironment, Server, understood
 from uirl.environments.remote.client.options import UIVerifiersOptions
-from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.ui_verifiers import (
     CUT,
     DONE,
@@ -192,9 +190,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if single:
             server.max_sessions = 1
             if server.active > 1:
-                full = Refused(f"{server.url} is one session, which another episode plays")
-                full.status = 503
-                raise full
+                raise Refused(f"{server.url} is one session, which another episode plays", 503)
             self._base = server.url
             return
         answer = await self.client.json(
