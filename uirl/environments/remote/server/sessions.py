@@ -171,6 +171,8 @@ class Lease:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     over: str | None = None
     """Why it is closed; None: it is not."""
+    ended: datetime | None = None
+    """When it was closed."""
     task: Task | None = None
     seed: int | None = None
     observation: Observation | None = None
@@ -179,6 +181,8 @@ class Lease:
     """The last one of the episode: the observation after its end may have none."""
     turns: int = 0
     """Steps since the reset."""
+    acts: int = 0
+    """Requests to act, those that only look among them: of protocols that count them."""
     episodes: int = 0
     total_reward: float = 0.0
     success: bool | None = None
@@ -354,6 +358,7 @@ class Sessions:
         finally:
             self._closing.pop(lease.id, None)
             self.active.end(lease.id, why)
+            lease.ended = datetime.now(UTC)
             self.counters.add("uirl_sessions_closed_total", reason=why.split(":")[0])
             if lease.on_close is not None:
                 lease.on_close()

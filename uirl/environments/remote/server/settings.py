@@ -35,7 +35,7 @@ class ServerSettings:
     """Environment variable with the token that also sees rewards, progress and checks. None beside a `token_env`:
     nobody sees them. None without one: whoever reaches the port."""
     seed: int | None = None
-    """Seed of the first session whose protocol has no word for seeds; the next one gets the next. None: drawn."""
+    """Seed of session 1 where its protocol has no word for seeds; session n gets n - 1 more. None: drawn."""
     single: bool = False
     """Protocol S of ui-verifiers: one process is one session, which starts with it."""
     body_limit: int = 4 * 2**20
