@@ -18,7 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState
 
 from tests.inference.stand_in_http import Answer, Seen, StandIn
 from tests.patience import PATIENCE
-from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, ServerLost
+from uirl.environments.remote.client.base import EnvironmentClient, NoAnswer, ServerLost
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, UirlError
 from uirl.http.client import (
     POOL,

@@ -141,7 +141,7 @@ values = st.one_of(
 keys = st.sampled_from(["coordinate", "start_coordinate", "end_coordinate", "text", "direction", "button", "status"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(ACTIONS)), st.dictionaries(keys, values, max_size=7))
 def test_no_call_makes_the_server_err(name: str, arguments: dict[str, Any]) -> None:
     order = sent(name, **arguments)

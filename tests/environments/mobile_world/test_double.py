@@ -1,15 +1,13 @@
-"""The double answers as the original does, errors included."""
+"""What the double tells adb, and what it refuses or crashes at as the original does. The rest of it is played in
+test_environment.py, test_suites.py and test_faults.py."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.environments.mobile_world.double import Double, create_app
 from tests.environments.remote.running import running
@@ -35,26 +33,6 @@ def about(task: str) -> dict[str, str]:
 
 def evaluate(http: httpx.Client, task: str) -> httpx.Response:
     return http.request("GET", "/task/eval", json=about(task))
-
-
-def test_a_task_from_its_beginning_to_its_end(served: tuple[httpx.Client, Double]) -> None:
-    http, double = served
-    assert http.post("/suite_family/switch", params={"target_family": "mobile_world"}).json()["switched"] is False
-    assert http.post("/suite_family/switch", params={"target_family": "other"}).status_code == 400
-    assert http.get("/init").json() == {"device": DEVICE, "viewport_size": [1080, 2400]}
-    assert http.get("/task/goal", params={"task_name": "OpenSettingsTask"}).json() == "Open the settings."
-    assert http.get("/task/metadata", params={"task_name": "AddTask"}).json()["apps"] == ["MCP-adder"]
-    assert http.post("/task/init", json=about("OpenSettingsTask")).json() == "OK"
-    assert evaluate(http, "OpenSettingsTask").json() == {"score": 0.0, "reason": "home"}
-    said = step(http, action_type="click", x=270, y=900).json()
-    assert (said["device"], said["result"], said["action"]["index"]) == (DEVICE, "", None)
-    assert evaluate(http, "OpenSettingsTask").json() == {"score": 1.0, "reason": "Settings"}
-    shot = http.get("/screenshot", params={"device": DEVICE, "return_b64": "true"}).json()
-    assert Image.open(io.BytesIO(base64.b64decode(shot["b64_png"]))).size == (1080, 2400)
-    assert "b64_png" not in http.get("/screenshot", params={"device": DEVICE}).json()
-    assert http.get("/state", params={"device": DEVICE}).json()["current_app"] == "Settings"
-    assert http.post("/task/tear_down", json=about("OpenSettingsTask")).json() == "OK"
-    assert (double.begun, double.ended) == (1, 1)
 
 
 def test_what_reaches_adb(served: tuple[httpx.Client, Double]) -> None:
@@ -140,19 +118,6 @@ def test_tasks_that_are_not_there_or_not_begun(served: tuple[httpx.Client, Doubl
     assert http.get("/task/complexity", params={"task_name": "AddTask"}).status_code == 500
 
 
-@pytest.mark.parametrize(("later", "status"), [(False, 200), (True, 503)])
-def test_a_device_that_is_not_well(later: bool, status: int) -> None:
-    double = Double(later=later)
-    with running(create_app(double)) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-        double.sick()
-        unwell = {"detail": "Device is not healthy"}
-        assert step(http, action_type="wait").json() == unwell
-        assert http.get("/screenshot", params={"device": DEVICE}).json() == unwell
-        said = http.get("/health")
-        assert (said.status_code, said.json()["ok"]) == (status, False)
-        assert http.get("/health").json() == {"ok": True, "devices": [DEVICE], "device_status": {DEVICE: True}}
-
-
 def test_an_input_that_fails_says_nothing(served: tuple[httpx.Client, Double]) -> None:
     http, double = served
     http.post("/task/init", json=about("OpenSettingsTask"))
@@ -171,23 +136,3 @@ def test_an_input_that_fails_says_nothing(served: tuple[httpx.Client, Double]) -
     assert (double.phone.adb, double.phone.screen) == ([], "home")
     assert step(http, action_type="wait").json()["result"] == "OK"
     double.spoil.clear()
-
-
-def test_suites_of_both_versions() -> None:
-    for later in (False, True):
-        double = Double(later=later)
-        with running(create_app(double)) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-
-            def switch(family: str, http: httpx.Client = http, **seed: int) -> httpx.Response:
-                return http.post("/suite_family/switch", params={"target_family": family, **seed})
-
-            assert switch("mobile_world").json()["switched"] is False
-            assert switch("other").status_code == 400
-            said = switch("android_world", seed=3)
-            if not later:
-                assert (said.status_code, "Invalid suite_family" in said.json()["detail"]) == (400, True)
-                continue
-            assert (said.json()["switched"], double.seed) == (True, 3)
-            assert [task["name"] for task in http.get("/task/list").json()] == ["ContactsOpenContact"]
-            assert (switch("android_world", seed=4).json()["switched"], double.seed) == (False, 3)
-            assert step(http, action_type="open_app", app_name="Tetris").json()["result"] == ""

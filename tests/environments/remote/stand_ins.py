@@ -20,29 +20,9 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.responses import PlainTextResponse
 
 from tests.environments.remote.form import HEIGHT, WIDTH, Form
+from uirl.environments.remote.protocol.ui_verifiers import Mouse, MouseAndKeyboard
 
 CORNERS = {(x, y) for x in (0, WIDTH - 1) for y in (0, HEIGHT - 1)}
-
-
-class MouseM(StrEnum):
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-
-
-class ActionS(StrEnum):
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-    type = "type"
-    keys = "keys"
-    scroll = "scroll"
 
 
 class SessionType(StrEnum):
@@ -99,7 +79,7 @@ def single_session() -> FastAPI:
 
     @app.get("/act")
     async def act(
-        action_type: ActionS,
+        action_type: MouseAndKeyboard,
         x: int | None = None,
         y: int | None = None,
         text: str | None = None,
@@ -180,7 +160,7 @@ def many_sessions() -> FastAPI:
 
     @app.get("/session/{id}/act")
     async def act(
-        id: int, action_type: MouseM, x: int | None = None, y: int | None = None, delay: float = 1.0
+        id: int, action_type: Mouse, x: int | None = None, y: int | None = None, delay: float = 1.0
     ) -> Response:
         desk = running(id)
         try:

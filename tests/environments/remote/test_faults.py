@@ -141,13 +141,13 @@ def test_a_server_killed_in_the_middle_of_its_episodes(lm: LoadedModel) -> None:
         assert pair.pool.servers[0].failures >= 1
 
 
-def test_episodes_of_a_killed_server_are_repeated_on_another(lm: LoadedModel) -> None:
-    with serve_process("--env", NAME) as (doomed, process), serving(NAME) as other:
+def test_episodes_of_a_lost_server_are_repeated_on_another(lm: LoadedModel) -> None:
+    with serving(NAME) as served, Wire(served.url).running() as wire, serving(NAME) as other:
+        doomed = wire.url
 
         def kill(number: int) -> None:
             if number == 6:
-                process.kill()
-                process.wait()
+                wire.cut()
 
         environment = NativeRemoteEnvironment(urls=[doomed, other.url], acquire_timeout=30.0)
         trajectories = play(lm, environment, episodes=4, retries=1, before_turn=kill)
@@ -157,6 +157,8 @@ def test_episodes_of_a_killed_server_are_repeated_on_another(lm: LoadedModel) ->
         assert len(attempts) == 2  # sessions are balanced: two of the four were there
         assert samples_of_all(trajectories) == samples_of_all(done)
         assert other.active == 0
+        served.pass_time(200.0)
+        until(lambda: served.active == 0, "the reaper's work")
 
 
 def test_a_server_that_comes_back_is_used_again(lm: LoadedModel) -> None:

@@ -99,8 +99,7 @@ def _check_syntax(level: Sequence[ast.AST]) -> None:
 
 def describe_actions() -> str:
     """Return the functions with their arguments, one per line: for a prompt."""
-    lines = (f"{name}{_signature(function)}  {function.__doc__}" for name, function in FUNCTIONS.items())
-    return "\n".join(lines)
+    return "\n".join(f"{name}{_signature(calls)}  {purpose}" for name, purpose, calls in _FUNCTIONS)
 
 
 def _read_call(statement: ast.stmt) -> list[ToolCall]:
@@ -120,7 +119,7 @@ def _read_call(statement: ast.stmt) -> list[ToolCall]:
         bound = inspect.signature(function).bind(*positional, **named)
     except TypeError as error:
         raise Unreadable(f"TypeError: {name}: {error}; expected {name}{_signature(function)}") from error
-    return list(function(*bound.args, **bound.kwargs))
+    return function(*bound.args, **bound.kwargs)
 
 
 def _written(statement: ast.stmt) -> str:
@@ -130,191 +129,113 @@ def _written(statement: ast.stmt) -> str:
         return f"a statement ({type(statement).__name__})"
 
 
-def _noop(wait_ms: float = 1000) -> Iterator[ToolCall]:
-    """waits"""
-    if _number(wait_ms, "wait_ms") > 0:
-        yield ToolCall("wait", {"seconds": wait_ms / 1000})
+def _one(action: str, **arguments: Any) -> list[ToolCall]:
+    return [ToolCall(action, arguments)]
 
 
-def _send_msg_to_user(text: str) -> Iterator[ToolCall]:
-    """answers, which ends the episode"""
-    yield ToolCall("answer", {"text": text})
+def _noop(wait_ms: Any = 1000) -> list[ToolCall]:
+    return _one("wait", seconds=wait_ms / 1000) if _number(wait_ms, "wait_ms") > 0 else []
 
 
-def _report_infeasible(reason: str) -> Iterator[ToolCall]:
-    """gives up, which ends the episode"""
-    yield ToolCall("terminate", {"status": "failure"})
-
-
-def _fill(bid: str, value: str, enable_autocomplete_menu: bool = False) -> Iterator[ToolCall]:
-    """replaces what a field holds"""
+def _fill(bid: Any, value: Any, enable_autocomplete_menu: Any = False) -> list[ToolCall]:
     if not enable_autocomplete_menu or not isinstance(value, str) or not value:
-        yield ToolCall("fill", {"mark": _mark(bid), "value": value})
-        return
-    yield ToolCall("fill", {"mark": _mark(bid), "value": value[:-1]})
-    yield ToolCall("type", {"text": value[-1]})
+        return _one("fill", mark=_mark(bid), value=value)
+    return _one("fill", mark=_mark(bid), value=value[:-1]) + _one("type", text=value[-1])
 
 
-def _select_option(bid: str, options: str | list[str]) -> Iterator[ToolCall]:
-    """chooses of a list, by value or text"""
-    yield ToolCall("select", {"mark": _mark(bid), "options": options})
-
-
-def _click(bid: str, button: str = "left", modifiers: Sequence[str] = ()) -> Iterator[ToolCall]:
-    """clicks the element with that number"""
-    yield ToolCall(_button(button), {"mark": _mark(bid), **_held(modifiers)})
-
-
-def _dblclick(bid: str, button: str = "left", modifiers: Sequence[str] = ()) -> Iterator[ToolCall]:
-    """clicks the element twice"""
-    yield from _twice(button, {"mark": _mark(bid), **_held(modifiers)})
-
-
-def _hover(bid: str) -> Iterator[ToolCall]:
-    """moves the pointer onto the element"""
-    yield ToolCall("move", {"mark": _mark(bid)})
-
-
-def _press(bid: str, key_comb: str) -> Iterator[ToolCall]:
-    """gives the element the keyboard and presses keys"""
-    yield ToolCall("focus", {"mark": _mark(bid)})
-    yield from _keyboard_press(key_comb)
-
-
-def _focus(bid: str) -> Iterator[ToolCall]:
-    """gives the element the keyboard"""
-    yield ToolCall("focus", {"mark": _mark(bid)})
-
-
-def _clear(bid: str) -> Iterator[ToolCall]:
-    """empties a field"""
-    yield ToolCall("fill", {"mark": _mark(bid), "value": ""})
-
-
-def _drag_and_drop(from_bid: str, to_bid: str) -> Iterator[ToolCall]:
-    """drags one element onto another"""
-    yield ToolCall("drag", {"mark": _mark(from_bid), "to_mark": _mark(to_bid)})
-
-
-def _upload_file(bid: str, file: str | list[str]) -> Iterator[ToolCall]:
-    """clicks the element and chooses files of the task"""
-    yield ToolCall("upload", {"mark": _mark(bid), "files": file})
-
-
-def _scroll(delta_x: float, delta_y: float) -> Iterator[ToolCall]:
-    """scrolls by pixels, to the nearest notch of the wheel"""
-    yield from _wheel({}, delta_x, delta_y)
-
-
-def _scroll_at(x: int, y: int, dx: int, dy: int) -> Iterator[ToolCall]:
-    """scrolls what is there by pixels, to the nearest notch of the wheel"""
-    yield from _wheel({"x": x, "y": y}, dx, dy)
-
-
-def _mouse_move(x: float, y: float) -> Iterator[ToolCall]:
-    """moves the pointer"""
-    yield ToolCall("move", {"x": x, "y": y})
-
-
-def _mouse_up(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """lets a button go there"""
-    yield ToolCall("mouse_up", {"x": x, "y": y, "button": button})
-
-
-def _mouse_down(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """presses a button there and holds it"""
-    yield ToolCall("mouse_down", {"x": x, "y": y, "button": button})
-
-
-def _mouse_click(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """clicks there"""
-    yield ToolCall(_button(button), {"x": x, "y": y})
-
-
-def _mouse_dblclick(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """clicks there twice"""
-    yield from _twice(button, {"x": x, "y": y})
-
-
-def _mouse_drag_and_drop(from_x: float, from_y: float, to_x: float, to_y: float) -> Iterator[ToolCall]:
-    """drags from one place to another"""
-    yield ToolCall("drag", {"x": from_x, "y": from_y, "to_x": to_x, "to_y": to_y})
-
-
-def _mouse_upload_file(x: float, y: float, file: str | list[str]) -> Iterator[ToolCall]:
-    """clicks there and chooses files of the task"""
-    yield ToolCall("upload", {"x": x, "y": y, "files": file})
-
-
-def _keyboard_down(key: str) -> Iterator[ToolCall]:
-    """presses a key and holds it"""
-    yield ToolCall("key_down", {"key": key})
-
-
-def _keyboard_up(key: str) -> Iterator[ToolCall]:
-    """lets a key go"""
-    yield ToolCall("key_up", {"key": key})
-
-
-def _keyboard_press(key: str) -> Iterator[ToolCall]:
-    """presses keys together, such as 'Enter' or 'Control+a'"""
+def _keyboard_press(key: Any) -> list[ToolCall]:
     capital = isinstance(key, str) and len(key) == 1 and "A" <= key <= "Z"
-    yield ToolCall("keys", {"keys": f"shift+{key}" if capital else key})
+    return _one("keys", keys=f"shift+{key}" if capital else key)
 
 
-def _keyboard_type(text: str) -> Iterator[ToolCall]:
-    """types into what has the focus"""
-    yield ToolCall("type", {"text": text})
-
-
-def _keyboard_insert_text(text: str) -> Iterator[ToolCall]:
-    """puts text into what has the focus, without keys"""
-    yield ToolCall("insert", {"text": text})
-
-
-def _go_back() -> Iterator[ToolCall]:
-    """goes back to the page before"""
-    yield ToolCall("back")
-
-
-def _go_forward() -> Iterator[ToolCall]:
-    """goes forward again"""
-    yield ToolCall("forward")
-
-
-def _goto(url: str) -> Iterator[ToolCall]:
-    """opens an address"""
-    yield ToolCall("goto", {"url": url})
-
-
-def _tab_close() -> Iterator[ToolCall]:
-    """closes the tab that is shown"""
-    yield ToolCall("close_tab")
-
-
-def _tab_focus(index: int) -> Iterator[ToolCall]:
-    """shows another tab, from 0"""
+def _tab_focus(index: Any) -> list[ToolCall]:
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise Unreadable(f"ValueError: index is that of an open tab, from 0, got {shown(index, 40)}")
-    yield ToolCall("switch_tab", {"tab": index + 1})
+    return _one("switch_tab", tab=index + 1)
 
 
-def _new_tab() -> Iterator[ToolCall]:
-    """opens an empty tab and shows it"""
-    yield ToolCall("new_tab")
-
-
-FUNCTIONS: dict[str, Callable[..., Iterator[ToolCall]]] = {
-    function.__name__[1:]: function
-    for function in (
-        *(_noop, _send_msg_to_user, _report_infeasible, _scroll, _fill, _select_option, _click, _dblclick, _hover),
-        *(_press, _focus, _clear, _drag_and_drop, _upload_file, _scroll_at, _mouse_move, _mouse_up, _mouse_down),
-        *(_mouse_click, _mouse_dblclick, _mouse_drag_and_drop, _mouse_upload_file, _keyboard_down, _keyboard_up),
-        *(_keyboard_press, _keyboard_type, _keyboard_insert_text, _go_back, _go_forward, _goto, _tab_close),
-        *(_tab_focus, _new_tab),
-    )
-}
-"""Name -> what it is in our vocabulary: all of `HighLevelActionSet`, in its order."""
+Calls = Callable[..., list[ToolCall]]
+_FUNCTIONS: tuple[tuple[str, str, Calls], ...] = (
+    ("noop", "waits", _noop),
+    ("send_msg_to_user", "answers, which ends the episode", lambda text: _one("answer", text=text)),
+    ("report_infeasible", "gives up, which ends the episode", lambda reason: _one("terminate", status="failure")),
+    (
+        "scroll",
+        "scrolls by pixels, to the nearest notch of the wheel",
+        lambda delta_x, delta_y: list(_wheel({}, delta_x, delta_y)),
+    ),
+    ("fill", "replaces what a field holds", _fill),
+    (
+        "select_option",
+        "chooses of a list, by value or text",
+        lambda bid, options: _one("select", mark=_mark(bid), options=options),
+    ),
+    (
+        "click",
+        "clicks the element with that number",
+        lambda bid, button="left", modifiers=(): _one(_button(button), mark=_mark(bid), **_held(modifiers)),
+    ),
+    (
+        "dblclick",
+        "clicks the element twice",
+        lambda bid, button="left", modifiers=(): _twice(button, mark=_mark(bid), **_held(modifiers)),
+    ),
+    ("hover", "moves the pointer onto the element", lambda bid: _one("move", mark=_mark(bid))),
+    (
+        "press",
+        "gives the element the keyboard and presses keys",
+        lambda bid, key_comb: _one("focus", mark=_mark(bid)) + _keyboard_press(key_comb),
+    ),
+    ("focus", "gives the element the keyboard", lambda bid: _one("focus", mark=_mark(bid))),
+    ("clear", "empties a field", lambda bid: _one("fill", mark=_mark(bid), value="")),
+    (
+        "drag_and_drop",
+        "drags one element onto another",
+        lambda from_bid, to_bid: _one("drag", mark=_mark(from_bid), to_mark=_mark(to_bid)),
+    ),
+    (
+        "upload_file",
+        "clicks the element and chooses files of the task",
+        lambda bid, file: _one("upload", mark=_mark(bid), files=file),
+    ),
+    (
+        "scroll_at",
+        "scrolls what is there by pixels, to the nearest notch of the wheel",
+        lambda x, y, dx, dy: list(_wheel({"x": x, "y": y}, dx, dy)),
+    ),
+    ("mouse_move", "moves the pointer", lambda x, y: _one("move", x=x, y=y)),
+    ("mouse_up", "lets a button go there", lambda x, y, button="left": _one("mouse_up", x=x, y=y, button=button)),
+    (
+        "mouse_down",
+        "presses a button there and holds it",
+        lambda x, y, button="left": _one("mouse_down", x=x, y=y, button=button),
+    ),
+    ("mouse_click", "clicks there", lambda x, y, button="left": _one(_button(button), x=x, y=y)),
+    ("mouse_dblclick", "clicks there twice", lambda x, y, button="left": _twice(button, x=x, y=y)),
+    (
+        "mouse_drag_and_drop",
+        "drags from one place to another",
+        lambda from_x, from_y, to_x, to_y: _one("drag", x=from_x, y=from_y, to_x=to_x, to_y=to_y),
+    ),
+    (
+        "mouse_upload_file",
+        "clicks there and chooses files of the task",
+        lambda x, y, file: _one("upload", x=x, y=y, files=file),
+    ),
+    ("keyboard_down", "presses a key and holds it", lambda key: _one("key_down", key=key)),
+    ("keyboard_up", "lets a key go", lambda key: _one("key_up", key=key)),
+    ("keyboard_press", "presses keys together, such as 'Enter' or 'Control+a'", _keyboard_press),
+    ("keyboard_type", "types into what has the focus", lambda text: _one("type", text=text)),
+    ("keyboard_insert_text", "puts text into what has the focus, without keys", lambda text: _one("insert", text=text)),
+    ("go_back", "goes back to the page before", lambda: _one("back")),
+    ("go_forward", "goes forward again", lambda: _one("forward")),
+    ("goto", "opens an address", lambda url: _one("goto", url=url)),
+    ("tab_close", "closes the tab that is shown", lambda: _one("close_tab")),
+    ("tab_focus", "shows another tab, from 0", _tab_focus),
+    ("new_tab", "opens an empty tab and shows it", lambda: _one("new_tab")),
+)
+"""All of `HighLevelActionSet`, in its order: name, what it does, and its calls in our vocabulary."""
+FUNCTIONS = {name: calls for name, _, calls in _FUNCTIONS}
 _NAMED = re.compile(rf"\b(?:{'|'.join(FUNCTIONS)})\s*\(")
 _PARTS = re.compile(r"""[()]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""")
 
@@ -328,12 +249,10 @@ def _button(button: Any) -> str:
     return _CLICKS[button]
 
 
-def _twice(button: Any, where: dict[str, Any]) -> Iterator[ToolCall]:
+def _twice(button: Any, **where: Any) -> list[ToolCall]:
     name = _button(button)
-    if name == "click":
-        yield ToolCall("double_click", where)
-    else:  # a page sees no double click of another button than the left
-        yield from (ToolCall(name, where) for _ in range(2))
+    # a page sees no double click of another button than the left
+    return _one("double_click", **where) if name == "click" else _one(name, **where) * 2
 
 
 def _held(modifiers: Any) -> dict[str, Any]:

@@ -31,9 +31,14 @@ from uirl.environments.mobile_world.actions import (
 from uirl.environments.mobile_world.options import MobileWorldOptions
 from uirl.environments.mobile_world.server import SWITCH, TASKS, PhoneServer, PhoneTask, Score, read_tasks
 from uirl.environments.options import OptionsLike
-from uirl.environments.remote.client.base import RemoteEnvironment
-from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
-from uirl.environments.remote.client.servers import Server
+from uirl.environments.remote.client.base import (
+    EnvironmentClient,
+    NoAnswer,
+    Refused,
+    RemoteEnvironment,
+    Server,
+    ServerLost,
+)
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure, did_you_mean
 from uirl.images import Screenshot
 from uirl.tools import MCPServer, Tool, ToolRegistry

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from uirl.environments.mobile_world.options import MobileWorldOptions
 from uirl.environments.options import Names
-from uirl.environments.remote.client.base import understood
-from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
+from uirl.environments.remote.client.base import EnvironmentClient, Refused, ServerLost, understood
 from uirl.errors import EnvironmentFailure
 from uirl.http.wire import Base64, whole
 from uirl.images import Screenshot

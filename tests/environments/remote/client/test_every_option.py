@@ -17,7 +17,7 @@ import pytest
 from tests.environments.mobile_world.playing import SOLUTIONS, environment, phones, play_alone
 from uirl.environments.mobile_world import environment as phone_module
 from uirl.environments.registry import create_environment, environment_class, option_names
-from uirl.environments.remote.client.servers import Server
+from uirl.environments.remote.client.base import Server
 from uirl.environments.remote.protocol.openenv import action_fields
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.types import Action
@@ -91,7 +91,7 @@ ANY: dict[str, Look | str] = {
     "retry_backoff": (3.5, leased),
     "step_timeout": (8.0, leased),
 }
-NATIVE, OPENENV = "remote/client/test_native.py::", "remote/client/test_openenv.py::"
+PROTOCOLS, OPENENV = "remote/test_every_protocol.py::", "remote/client/test_openenv.py::"
 UI, PHONE = "remote/client/test_ui_verifiers.py::", "mobile_world/test_environment.py::"
 SUITES = "mobile_world/test_suites.py::"
 CHOSEN = f"{PHONE}test_tasks_are_chosen_by_names_tags_and_apps"
@@ -100,7 +100,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         **ANY,
         "reset_timeout": (8.0, leased),
         "max_sessions": (2, leased),
-        "blind": f"{NATIVE}test_rewards_need_the_graders_token",
+        "blind": f"{PROTOCOLS}test_rewards_need_the_graders_token",
         "variant": ("blank_image", opened),
     },
     "ui_verifiers": {
@@ -128,7 +128,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "prompt": ("Click.", told),
         "max_turns": (3, turns),
         "invalid_reward": (-2.0, lambda env: env.mistake_reward),
-        "blind": f"{OPENENV}test_rewards_over_openenv_need_the_graders_token",
+        "blind": f"{PROTOCOLS}test_rewards_need_the_graders_token",
     },
     "mobile_world": {
         **ANY,

@@ -1,18 +1,18 @@
-"""What is sent again and what never is."""
+"""The client of environments: its token, its proxy, and the first answer of several servers. What it sends again is in
+tests/http/test_client.py, for all clients."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
-from tests.environments.remote.faults import Faulty, Wire
+from tests.environments.remote.faults import Faulty
 from tests.environments.remote.running import running
-from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
+from uirl.environments.remote.client.base import EnvironmentClient
 from uirl.errors import ConfigError, EnvironmentFailure
 
 
@@ -23,65 +23,6 @@ def server() -> Iterator[tuple[str, Faulty]]:
     faulty = Faulty(app)
     with running(faulty) as url:
         yield url, faulty
-
-
-async def sent(url: str, *, again: bool, timeout: float = 30.0, retries: int = 2) -> Any:
-    client = EnvironmentClient(retries=retries, backoff=0.01)
-    client.hold()
-    try:
-        return await client.json("POST", f"{url}/thing", json={}, timeout=timeout, again=again)
-    finally:
-        await client.release()
-
-
-def failing(times: int, fault: str) -> Any:
-    left = iter(range(times))
-    return lambda method, path: fault if next(left, None) is not None else None
-
-
-@pytest.mark.parametrize("fault", ["500", "503"])
-async def test_an_act_is_sent_once(server: tuple[str, Faulty], fault: str) -> None:
-    url, faulty = server
-    faulty.rule = failing(1, fault)
-    with pytest.raises(Refused, match=fault):
-        await sent(url, again=False)
-    assert len(faulty.asked) == 1
-
-
-async def test_an_act_that_got_lost_on_the_way_back_is_sent_once(server: tuple[str, Faulty]) -> None:
-    url, faulty = server
-    with Wire(url).running() as wire:
-        wire.cut()
-        with pytest.raises(ServerLost):
-            await sent(wire.url, again=False)
-        assert len(faulty.asked) == 1
-        with pytest.raises(ServerLost, match="after 3 tries"):
-            await sent(wire.url, again=True)
-        assert len(faulty.asked) == 4
-
-
-async def test_an_answer_that_is_no_json(server: tuple[str, Faulty]) -> None:
-    url, faulty = server
-    faulty.rule = lambda method, path: "text"
-    with pytest.raises(EnvironmentFailure, match="answered 'Internal Server Error': the text is not JSON"):
-        await sent(url, again=True)
-
-
-async def test_a_server_is_waited_for_as_long_as_it_asks() -> None:
-    app = FastAPI()
-    asked: list[float] = []
-
-    @app.post("/thing")
-    async def thing() -> Any:
-        from fastapi.responses import JSONResponse
-
-        asked.append(time.monotonic())
-        error = {"error": {"kind": "capacity", "message": "full"}}
-        return {"n": 1} if len(asked) > 1 else JSONResponse(error, 503, {"retry-after": "0.5"})
-
-    with running(app) as url:
-        assert await sent(url, again=True) == {"n": 1}
-    assert asked[1] - asked[0] >= 0.5
 
 
 def test_a_token_that_is_named_and_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

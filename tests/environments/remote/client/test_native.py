@@ -10,24 +10,15 @@ from typing import Any
 import pytest
 
 from tests.environments.remote.running import Served, serving, until
-from tests.environments.remote.server.test_native import HUNG, Moody
-from tests.environments.remote.server.test_security import AGENT, GRADER
 from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, specs
-from uirl.environments import (
-    BaseEnvironment,
-    EnvironmentSession,
-    ScreenEnvironment,
-    check_environment,
-    create_environment,
-    play_episode,
-)
+from uirl.environments import BaseEnvironment, EnvironmentSession, ScreenEnvironment, create_environment
 from uirl.environments.remote.client.native import NativeRemoteEnvironment
 from uirl.environments.remote.server.native import describe_environment
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.inference import ChatRenderer, LoadedModel
 from uirl.rollout import ExpertAgent
-from uirl.types import Action, Task, ToolResult, Trajectory
+from uirl.types import Action, Trajectory
 
 OPTIONS = {"level": 3, "retries": 1, "demonstrator": "careless", "carelessness": 0.7}
 
@@ -65,29 +56,6 @@ def test_trajectories_through_the_server_equal_those_played_here(screen: Served,
         assert mine.success == theirs.success
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_pictures_arrive_byte_for_byte(screen: Served, seed: int) -> None:
-    async def run() -> None:
-        sessions = [EnvironmentSession(env) for env in (ScreenEnvironment(**OPTIONS), remote(screen))]  # type: ignore[arg-type]
-        click = Action.of("click", x=14, y=14 + seed)
-        plays = [await play_episode(session, lambda turn: click, seed=seed) for session in sessions]
-        for session in sessions:
-            await session.close()
-        for a, b in zip(plays[0].observations, plays[1].observations, strict=True):
-            assert [image.data for image in a.images] == [image.data for image in b.images]
-        assert plays[0] == plays[1]
-
-    asyncio.run(run())
-    assert screen.active == 0
-
-
-def test_it_keeps_the_contract_of_environments(screen: Served) -> None:
-    report = check_environment(remote(screen), episodes=2)
-    assert report.seeded
-    assert report.notes == []
-    assert screen.active == 0
-
-
 def test_it_is_what_the_server_serves(screen: Served) -> None:
     environment, local = remote(screen), ScreenEnvironment(**OPTIONS, describe=True)  # type: ignore[arg-type]
     assert (environment.action_format, environment.max_turns) == ("json", local.max_turns)
@@ -121,44 +89,6 @@ def test_its_tools_are_known_however_the_policy_is_told_of_them(describe: str) -
         environment = remote(served)
         assert [tool["function"]["name"] for tool in environment.callable_tools()] == ["calculator"]
         assert bool(environment.tool_schemas()) == (describe == "template")
-
-
-def test_tasks_tool_results_and_truncation_pass_through() -> None:
-    with serving(Moody()) as served:
-        environment = remote(served)
-        tasks = environment.tasks()
-        assert tasks == Moody().tasks()
-
-        async def run() -> None:
-            session = EnvironmentSession(environment)
-            first = await session.reset(Task("own", checks={"deep": [1, {"x": None}]}), seed=9)
-            assert first.text.endswith("task own, seed 9")
-            result = await session.step(Action(text="cut"))
-            assert (result.terminated, result.truncated, result.reward) == (False, True, 0.1 + 0.2)
-            assert result.observation.text == "half \ud800 a pair"
-            expected = ToolResult("add", {"a": 1}, False, {"sum": [1, 2.5, None, "\ud800"]}, "call-1", 0.25)
-            assert result.observation.tool_results == (expected,)
-            assert result.observation.info["success"] is True
-            assert await session.expert_action() is None
-            await session.close()
-
-        asyncio.run(run())
-
-
-def test_failures_keep_their_type() -> None:
-    with serving(Moody(), step_timeout=HUNG) as served:
-
-        async def run(word: str, kind: type[Exception], message: str) -> None:
-            session = EnvironmentSession(remote(served))
-            await session.reset()
-            with pytest.raises(kind, match=message):
-                await session.step(Action(text=word))
-            assert session.broken
-            await session.close()
-
-        asyncio.run(run("raise", EnvironmentFailure, "the cable was pulled"))
-        asyncio.run(run("hang", EpisodeTimeout, "did not return within 1 s"))
-        until(lambda: served.active == 0)
 
 
 async def test_a_lease_is_renewed_while_the_model_thinks(screen: Served) -> None:
@@ -202,25 +132,6 @@ async def test_a_session_that_ran_out_between_episodes_is_replaced() -> None:
         assert served.active == 1
         await environment.close()
         await environment.close()
-
-
-def test_rewards_need_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENV_TOKEN", AGENT)
-    monkeypatch.setenv("ENV_GRADER", GRADER)
-    with serving("screen", token_env="ENV_TOKEN", grader_token_env="ENV_GRADER") as served:
-        with pytest.raises(ConfigError, match="show no rewards to this token"):
-            remote(served, token_env="ENV_TOKEN").spawn()
-        with pytest.raises(EnvironmentFailure, match="401"):
-            remote(served).spawn()
-
-        async def run(**options: Any) -> tuple[float, bool | None]:
-            session = EnvironmentSession(remote(served, **options))
-            play = await play_episode(session, lambda turn: ScreenEnvironment().constant_click_action(), seed=3)
-            await session.close()
-            return play.total_reward, play.success
-
-        assert asyncio.run(run(token_env="ENV_TOKEN", blind=True)) == (0.0, None)
-        assert asyncio.run(run(token_env="ENV_GRADER")) == (0.0, False)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import pytest
 
 from tests.environments.remote.openenv_stand_in import stand_in
 from tests.environments.remote.running import running, serving, until
-from tests.environments.remote.server.test_native import HUNG, Moody
-from tests.environments.remote.server.test_security import AGENT, GRADER
 from tests.patience import PATIENCE
-from uirl.environments import EnvironmentSession, ScreenEnvironment, check_environment, play_episode
+from uirl.environments import EnvironmentSession, ScreenEnvironment, play_episode
 from uirl.environments.remote.client.openenv import OpenEnvEnvironment
 from uirl.environments.remote.protocol.openenv import action_fields, read_frame
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
@@ -133,13 +131,6 @@ async def test_ends_and_texts_of_other_servers() -> None:
 # -- against our own server ----------------------------------------------------------------------------------------
 
 
-def test_our_server_over_openenv_keeps_the_contract() -> None:
-    with serving("screen", options={"retries": 1}, sessions=4) as served:
-        report = check_environment(OpenEnvEnvironment(url=served.url, max_turns=3), episodes=2)
-        assert report.seeded
-        until(lambda: served.active == 0)
-
-
 async def test_episodes_over_openenv_equal_those_played_here() -> None:
     with serving("screen", options={"level": 3, "retries": 2}) as served:
         local, remote = EnvironmentSession(ScreenEnvironment(level=3, retries=2)), EnvironmentSession(
@@ -152,20 +143,6 @@ async def test_episodes_over_openenv_equal_those_played_here() -> None:
             assert plays[0] == plays[1]
             assert plays[0].success is True
         await remote.close()
-        until(lambda: served.active == 0)
-
-
-async def test_tasks_checks_results_and_failures_over_openenv() -> None:
-    with serving(Moody(), step_timeout=HUNG) as served:
-        session = EnvironmentSession(OpenEnvEnvironment(url=served.url, action_format="text"))
-        first = await session.reset(Task("own", checks={"a": 1}), seed=3)
-        assert first.text.endswith("task own, seed 3")
-        result = await session.step(Action(text="cut \ud800"))
-        assert result.observation.tool_results[0].success is False
-        assert result.observation.info["list"] == [1, 2]
-        with pytest.raises(EpisodeTimeout, match=r"did not return within 1 s"):
-            await session.step(Action(text="hang"))
-        await session.close()
         until(lambda: served.active == 0)
 
 
@@ -189,28 +166,6 @@ async def test_a_reaped_session_is_a_failure_in_an_episode_and_none_between() ->
             await environment._socket.wait_closed()  # now it does
         assert (await environment.reset(seed=1)).images
         assert environment.pool.servers[0].failures == 0, "the server was blamed for what it said"
-        await environment.close()
-
-
-async def test_rewards_over_openenv_need_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENV_TOKEN", AGENT)
-    monkeypatch.setenv("ENV_GRADER", GRADER)
-    click = ScreenEnvironment().constant_click_action()
-    with serving("screen", token_env="ENV_TOKEN", grader_token_env="ENV_GRADER") as served:
-        with pytest.raises(EnvironmentFailure, match="401"):
-            await OpenEnvEnvironment(url=served.url).reset()
-        for options, expected in (
-            ({"token_env": "ENV_GRADER"}, False),
-            ({"token_env": "ENV_TOKEN", "blind": True}, None),
-        ):
-            environment = OpenEnvEnvironment(url=served.url, **options)  # type: ignore[arg-type]
-            await environment.reset(seed=3)
-            assert (await environment.step(click)).observation.info.get("success") is expected
-            await environment.close()
-        environment = OpenEnvEnvironment(url=served.url, token_env="ENV_TOKEN")
-        await environment.reset(seed=3)
-        with pytest.raises(EnvironmentFailure, match="shows no rewards to this token"):
-            await environment.step(click)
         await environment.close()
 
 

@@ -9,10 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.patience import PATIENCE
-from uirl.environments.remote.client import servers
-from uirl.environments.remote.client.base import RemoteEnvironment
-from uirl.environments.remote.client.http import ServerLost
-from uirl.environments.remote.client.servers import MAX_BACKOFF, Server, ServerPool
+from uirl.environments.remote.client import base
+from uirl.environments.remote.client.base import MAX_BACKOFF, RemoteEnvironment, Server, ServerLost, ServerPool
 from uirl.errors import ConfigError, EnvironmentFailure
 
 
@@ -133,7 +131,7 @@ def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
 
 
 async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    monkeypatch.setattr(base, "_LOOK", 3600.0)
     pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
@@ -146,7 +144,7 @@ async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.Mon
 
 
 async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    monkeypatch.setattr(base, "_LOOK", 3600.0)
     pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
@@ -168,7 +166,7 @@ async def test_take_waits_and_gives_up_with_the_reasons() -> None:
 
 
 async def test_who_waits_is_woken_by_whoever_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_LOOK", 3600.0)  # nobody looks on his own
+    monkeypatch.setattr(base, "_LOOK", 3600.0)  # nobody looks on his own
     pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     waiting = [asyncio.create_task(pool.take(3600.0)) for _ in range(2)]

@@ -13,12 +13,11 @@ from fastapi import FastAPI
 from tests.environments.remote.faults import Faulty
 from tests.environments.remote.form import FIELDS, ROWS, SUBMIT, middle, row_place
 from tests.environments.remote.running import running, serving, until
-from tests.environments.remote.server.test_security import AGENT, GRADER
 from tests.environments.remote.server.test_ui_verifiers import Recorder
 from tests.environments.remote.stand_ins import many_sessions, single_session
-from uirl.environments import EnvironmentSession, ScreenEnvironment, create_environment
+from uirl.environments import EnvironmentSession, ScreenEnvironment
 from uirl.environments.remote.client.ui_verifiers import Progress, UIVerifiersEnvironment
-from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.errors import EnvironmentFailure
 from uirl.runtime.wire import WireError
 from uirl.types import Action, StepResult, Task
 
@@ -295,34 +294,6 @@ def test_the_screen_environment_is_solved_through_the_protocol() -> None:
         for seed in range(3):
             assert asyncio.run(run(served.url, seed)) == 1.0  # an episode is one submission
         until(lambda: served.active == 0)
-
-
-async def test_progress_needs_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENV_TOKEN", AGENT)
-    monkeypatch.setenv("ENV_GRADER", GRADER)
-    with serving("screen", token_env="ENV_TOKEN", grader_token_env="ENV_GRADER") as served:
-        environment = client(served.url, token_env="ENV_TOKEN", width=56, height=56)
-        with pytest.raises(EnvironmentFailure, match="needs the grader's token"):
-            await environment.reset()
-        await environment.close()
-        environment = client(served.url, token_env="ENV_GRADER", width=56, height=56)
-        await environment.reset()
-        await environment.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"protocol": "X"}, "protocol: got 'X', expected 'auto' or 'M' or 'S'"),
-        ({"rows": -1}, "rows: got -1, expected whole number >= 1"),
-        ({"wrong_cost": -1}, "wrong_cost: got -1, expected number >= 0"),
-        ({"coordinates": "percent"}, "coordinates: got 'percent', expected 'pixels' or"),
-        ({"width": 0}, "width: got 0, expected whole number >= 1"),
-    ],
-)
-def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        create_environment("ui_verifiers", options)
 
 
 @pytest.mark.parametrize("forget", [[], [0, 0, 1], [0, 5, 6]])

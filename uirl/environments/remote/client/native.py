@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import OptionsLike
-from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import Refused, ServerLost
+from uirl.environments.remote.client.base import GOODBYE, Refused, RemoteEnvironment, Server, ServerLost, understood
 from uirl.environments.remote.client.options import NativeRemoteOptions
-from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import (
     PROTOCOL,
     EnvironmentDescription,

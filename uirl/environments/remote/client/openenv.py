@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from uirl.environments.options import OptionsLike
-from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.base import (
+    GOODBYE,
+    NoAnswer,
+    Refused,
+    RemoteEnvironment,
+    Server,
+    ServerLost,
+    understood,
+)
 from uirl.environments.remote.client.options import OpenEnvOptions
-from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import WireTask
 from uirl.environments.remote.protocol.openenv import (
     ASK_FOR_TOOLS,
@@ -180,9 +186,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         except ErrorFrame as error:
             if error.code not in REFUSALS:
                 return  # it has a session, and no state before the first reset
-            full = Refused(str(error))
-            full.status = 503 if error.code == "CAPACITY_REACHED" else 0
-            raise full from None
+            raise Refused(str(error), 503 if error.code == "CAPACITY_REACHED" else 0) from None
 
     async def _connected(self, url: str) -> ClientConnection:
         from websockets.asyncio.client import connect
@@ -197,9 +201,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
             )  # fmt: skip
         except InvalidStatus as error:
             status = error.response.status_code
-            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.key_env})")
-            refused.status = status
-            raise refused from None
+            raise Refused(
+                f"{address} was answered with {status} (token_env is {self.client.key_env})", status
+            ) from None
         except TimeoutError:
             raise NoAnswer(f"{address}: no answer within {CONNECT:g} s") from None
         except (OSError, InvalidHandshake) as error:

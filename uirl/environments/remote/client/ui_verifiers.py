@@ -12,10 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from uirl.environments.options import OptionsLike
-from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
-from uirl.environments.remote.client.http import Refused
+from uirl.environments.remote.client.base import GOODBYE, Refused, RemoteEnvironment, Server, understood
 from uirl.environments.remote.client.options import UIVerifiersOptions
-from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.ui_verifiers import (
     CUT,
     DONE,
@@ -129,7 +127,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self.close()
         if self._server is None:
             await self._lease()
-        answer = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
+        answer = await self._look()
         self._since = _since(answer)
         picture = self._shot = await whole(answer.content, str(answer.url))
         self._progress = await self._count()
@@ -150,8 +148,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             info = {**self._info(self._progress), "claimed": ui_action.status}
             return await self._end(StepResult(Observation("", (self._shot,), info), terminated=True))
         looks = isinstance(ui_action, (Wait, LookAgain))
-        path = self._screenshot_path() if looks else f"{self._base}/act"
-        answer = await self._get(path, query, again=looks)
+        answer = await (self._look() if looks else self._get(f"{self._base}/act", query, again=False))
         if _since(answer) != self._since:
             raise EnvironmentFailure(
                 f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
@@ -192,9 +189,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if single:
             server.max_sessions = 1
             if server.active > 1:
-                full = Refused(f"{server.url} is one session, which another episode plays")
-                full.status = 503
-                raise full
+                raise Refused(f"{server.url} is one session, which another episode plays", 503)
             self._base = server.url
             return
         answer = await self.client.json(
@@ -240,11 +235,10 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         with self._asking(url):
             return await self.client.send("GET", url, params=query, timeout=limit, again=again)
 
-    def _screenshot_path(self) -> str:
-        return f"{self._base}/screenshot" if self._mouse_only else f"{self._base}/act"
-
-    def _screenshot_query(self) -> dict[str, Any]:
-        return {} if self._mouse_only else {"action_type": "screenshot"}
+    async def _look(self) -> Any:
+        if self._mouse_only:
+            return await self._get(f"{self._base}/screenshot", {}, again=True)
+        return await self._get(f"{self._base}/act", {"action_type": "screenshot"}, again=True)
 
     async def _count(self) -> Progress:
         answer = await self._get(f"{self._base}/progress", {}, again=True)
@@ -266,7 +260,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if self._mouse_only and isinstance(action, (Type, Keys, Scroll)):
             return f"this screen takes no {action.name}: there is only a mouse"
         if isinstance(action, (Wait, LookAgain, Terminate)):
-            return self._screenshot_query()
+            return {}
         words = self._words_of(action)
         return words if isinstance(words, str) else {**words, "delay": self.options.delay}
 

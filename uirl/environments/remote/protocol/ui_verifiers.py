@@ -17,29 +17,12 @@ TEXT, DONE, CUT, SINCE = "x-uirl-text", "x-uirl-done", "x-uirl-cut", "x-uirl-sin
 and when the session began."""
 
 
-class Mouse(StrEnum):
-    """The actions of protocol M."""
-
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-
-
-class MouseAndKeyboard(StrEnum):
-    """The actions of protocol S."""
-
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-    type = "type"
-    keys = "keys"
-    scroll = "scroll"
+Mouse = StrEnum(
+    "Mouse", ["screenshot", "mouse_move", "left_click", "right_click", "double_click", "triple_click"]
+)  # fmt: skip
+"""The actions of protocol M."""
+MouseAndKeyboard = StrEnum("MouseAndKeyboard", [*Mouse, "type", "keys", "scroll"])  # type: ignore[misc]
+"""The actions of protocol S."""
 
 
 class SessionIds(WireAnswer):

@@ -16,10 +16,9 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
-from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.native import Native, answer, describe_lease, may_grade
 from uirl.environments.remote.server.openenv import OpenEnv
-from uirl.environments.remote.server.sessions import Sessions
+from uirl.environments.remote.server.sessions import Counters, Sessions
 from uirl.environments.remote.server.settings import ServerSettings, Tokens, read_tokens
 from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
 from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure

@@ -35,7 +35,7 @@ class ServerSettings:
     """Environment variable with the token that also sees rewards, progress and checks. None beside a `token_env`:
     nobody sees them. None without one: whoever reaches the port."""
     seed: int | None = None
-    """Seed of the first session whose protocol has no word for seeds; the next one gets the next. None: drawn."""
+    """Seed of session 1 where its protocol has no word for seeds; session n gets n - 1 more. None: drawn."""
     single: bool = False
     """Protocol S of ui-verifiers: one process is one session, which starts with it."""
     body_limit: int = 4 * 2**20
@@ -51,18 +51,13 @@ class ServerSettings:
                 raise ConfigError(f"serve: {name} must be positive seconds, got {getattr(self, name)!r}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"serve: port must be 0 to 65535, got {self.port!r}")
-        if not self.is_local and self.token_env is None:
+        if not is_loopback(self.host) and self.token_env is None:
             raise ConfigError(
                 f"serve: {self.host or 'every address'} can be reached from other machines, and without a token "
                 "anybody there could use the environment; give --token-env (and --grader-token-env), or serve on "
                 "127.0.0.1 behind a tunnel"
             )
         read_tokens(self)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach the address."""
-        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)

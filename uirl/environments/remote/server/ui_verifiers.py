@@ -13,8 +13,6 @@ sessions from 1 again. The screen of an episode that is over stands still.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -53,33 +51,13 @@ LONGEST_WORDS = 2000
 _NAMES = {"mouse_move": "move", "left_click": "click"}
 
 
-@dataclass(slots=True, eq=False)
-class Numbered:
-    """A session as protocol M shows it."""
-
-    id: int
-    lease: Lease
-    start: datetime
-    actions: int = 0
-    stop: datetime | None = None
-
-    def info(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "start_time": self.start.isoformat(),
-            "display": 9 + self.id,  # the original counts X displays from :10
-            "action_count": self.actions,
-            "stop_time": self.stop.isoformat() if self.stop else None,
-        }
-
-
 class UIVerifiers:
     """The handlers of both protocols over one set of sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
-        self._numbered: OrderedDict[int, Numbered] = OrderedDict()
-        self._count = 0
+        self._numbered: dict[int, Lease] = {}
+        """The sessions of these protocols by their numbers, and those that ended last."""
         name = sessions.settings.environment
         self.types = {"simple_data_entry", name}
         self.title = "Simple Data Entry" if "data_entry" in name else name.replace("_", " ").title()
@@ -121,7 +99,7 @@ class UIVerifiers:
         return PlainTextResponse(f"{ROOT_M} v{VERSION}")
 
     async def status(self) -> dict[str, Any]:
-        return {str(one.id): one.info() for one in self._numbered.values()}
+        return {str(number): _info(lease) for number, lease in self._numbered.items()}
 
     async def create(
         self, request: Request, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
@@ -131,41 +109,40 @@ class UIVerifiers:
             raise _unprocessable("enum", "type", f"Input should be {expected}", type)
         if n > self.sessions.settings.sessions - len(self.sessions.active):
             raise Full(len(self.sessions.active), self.sessions.settings.sessions)
-        opened: list[Numbered] = []
+        opened: list[Lease] = []
         try:
             for _ in range(n):  # all at once: another request may come while the first of them starts
                 opened.append(self._open(graders=may_grade(request)))
-            for i, one in enumerate(opened):
-                await self._start(one, None if seed is None else seed + i)
+            for i, lease in enumerate(opened):
+                await self._start(lease, None if seed is None else seed + i)
         except BaseException:  # nobody is told the ids of those that did start
-            for one in opened:
-                await self.sessions.close(one.lease, "reset: another session of the request failed")
+            for lease in opened:
+                await self.sessions.close(lease, "reset: another session of the request failed")
             raise
-        return {"session_ids": [one.id for one in opened]}
+        return {"session_ids": [lease.number for lease in opened]}
 
     async def look(self, id: int) -> dict[str, Any]:
         if id not in self._numbered:
             raise _not_found()
-        return self._numbered[id].info()
+        return _info(self._numbered[id])
 
     async def act_m(
         self, id: int, action_type: Mouse, x: int | None = None, y: int | None = None, delay: float = 1.0
     ) -> Response:
-        one = self._running(id)
-        return await self._act(one, str(action_type), {"x": x, "y": y})
+        return await self._act(self._running(id), str(action_type), {"x": x, "y": y})
 
     async def screenshot(self, id: int) -> Response:
-        one = self._running(id)
-        self.sessions.touch(one.lease)
-        return _picture(one.lease)
+        lease = self._running(id)
+        self.sessions.touch(lease)
+        return _picture(lease)
 
     async def progress_m(self, id: int, request: Request) -> dict[str, int]:
         require_grader(request)
-        progress = self._running(id).lease.progress
+        progress = self._running(id).progress
         return {"num_correct_submissions": len(progress.rows), "num_incorrect_submissions": progress.wrong}
 
     async def delete(self, id: int, request: Request) -> dict[str, int]:
-        lease = self._running(id).lease
+        lease = self._running(id)
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")
         return {"deleted": id}
@@ -176,12 +153,12 @@ class UIVerifiers:
     # -- S -------------------------------------------------------------------------------------------------------
 
     async def root_s(self, id: str | None = None) -> Response:
-        one = self._proxied(id)
+        start = self._proxied(id).opened
         lines = [
             ROOT_S,
             f"Session Type: {self.title}",
-            f"Start time: {one.start.replace(tzinfo=None)}",
-            f"Duration: {datetime.now(UTC) - one.start}",
+            f"Start time: {start.replace(tzinfo=None)}",
+            f"Duration: {datetime.now(UTC) - start}",
         ]
         return PlainTextResponse("\n".join(lines))
 
@@ -201,68 +178,73 @@ class UIVerifiers:
 
     async def progress_s(self, request: Request, id: str | None = None) -> dict[str, Any]:
         require_grader(request)
-        progress = self._proxied(id).lease.progress
+        progress = self._proxied(id).progress
         return {"submitted_row_indices": progress.rows, "num_incorrect_submissions": progress.wrong}
 
     # -- both ----------------------------------------------------------------------------------------------------
 
-    def _open(self, *, graders: bool) -> Numbered:
+    def _open(self, *, graders: bool) -> Lease:
         """Return a new session, which nobody sees before it is started."""
         single = self.sessions.settings.single
-        lease = self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
-        self._count += 1
-        one = Numbered(self._count, lease, datetime.now(UTC))
-        lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
-        return one
+        return self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
 
-    async def _start(self, one: Numbered, seed: int | None) -> None:
+    async def _start(self, lease: Lease, seed: int | None) -> None:
         """Reset a session; one that does not start is tried again, in a fresh instance."""
         first = self.sessions.settings.seed
         if seed is None and first is not None:
-            seed = first + one.id - 1
+            seed = first + lease.number - 1
         try:
             again = retry_if_exception(lambda error: isinstance(error, RolloutFailure))
             attempts = AsyncRetrying(retry=again, stop=stop_after_attempt(TRIES), wait=wait_fixed(PAUSE), reraise=True)
-            await attempts(self.sessions.reset, one.lease, None, seed)
-            _picture(one.lease)  # an environment without pictures is told at once
+            await attempts(self.sessions.reset, lease, None, seed)
+            _picture(lease)  # an environment without pictures is told at once
         except BaseException:  # nobody is told its id
-            await self.sessions.close(one.lease, "reset: it failed")
+            await self.sessions.close(lease, "reset: it failed")
             raise
-        self._numbered[one.id] = one
-        ended = [number for number, old in self._numbered.items() if old.stop]
+        self._numbered[lease.number] = lease
+        ended = [number for number, old in self._numbered.items() if old.ended]
         for number in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._numbered[number]
 
-    def _running(self, id: int) -> Numbered:
-        one = self._numbered.get(id)
-        if one is None or one.stop is not None:
+    def _running(self, id: int) -> Lease:
+        lease = self._numbered.get(id)
+        if lease is None or lease.ended is not None:
             raise _not_found()
-        self.sessions.find(one.lease.id)
-        return one
+        return self.sessions.find(lease.id)
 
-    def _proxied(self, id: str | None) -> Numbered:
+    def _proxied(self, id: str | None) -> Lease:
         """Return the session of a path, or the only one there is."""
         if id is None or self.sessions.settings.single:
-            one = next(iter(self._numbered.values()))
+            lease = next(iter(self._numbered.values()))
         else:
             numbered = self._numbered.get(int(id)) if id.isdecimal() and len(id) < 18 else None
-            if numbered is None or numbered.stop is not None:
+            if numbered is None or numbered.ended is not None:
                 raise PodNotFound
-            one = numbered
-        self.sessions.find(one.lease.id)
-        return one
+            lease = numbered
+        return self.sessions.find(lease.id)
 
-    async def _act(self, one: Numbered, name: str, parameters: dict[str, Any]) -> Response:
+    async def _act(self, lease: Lease, name: str, parameters: dict[str, Any]) -> Response:
         call = _call(name, parameters)
-        one.actions += 1
-        self.sessions.touch(one.lease)
-        if call is not None and not one.lease.done:
-            await self.sessions.step(one.lease, call)
-        return _picture(one.lease)
+        lease.acts += 1
+        self.sessions.touch(lease)
+        if call is not None and not lease.done:
+            await self.sessions.step(lease, call)
+        return _picture(lease)
 
 
 class PodNotFound(Exception):
     """What the original's proxy says of a session it does not know."""
+
+
+def _info(lease: Lease) -> dict[str, Any]:
+    """Return a session as protocol M shows it."""
+    return {
+        "id": lease.number,
+        "start_time": lease.opened.isoformat(),
+        "display": 9 + lease.number,  # the original counts X displays from :10
+        "action_count": lease.acts,
+        "stop_time": lease.ended.isoformat() if lease.ended else None,
+    }
 
 
 def _call(name: str, parameters: dict[str, Any]) -> Action | None:
