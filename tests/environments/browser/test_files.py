@@ -84,7 +84,7 @@ async def test_the_next_episode_begins_without_the_dialog_and_what_was_held() ->
     await env.reset(seed=1)
     assert env._page is page
     assert page is not None
-    assert (page._held, page._pressed, page.shown.dialog) == ([], set(), None)
+    assert (page.held, page._pressed, page.shown.dialog) == ([], set(), None)
     assert (await env.step(Action.of("click", x=20, y=80))).observation.info["success"] is True
     await env.close()
 

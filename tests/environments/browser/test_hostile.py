@@ -52,7 +52,7 @@ class Hostile(WebEnvironment):
 COUNT, TRICK = (Action.of("click", x=20, y=y) for y in (10, 30))
 
 
-@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(loop_scope="package", autouse=True)
 async def patient() -> None:
     """The browser has time, however busy the machine is: these tests are about pages."""
     Chromium.shared().timeout = 100.0

@@ -13,16 +13,7 @@ import pytest
 
 from tests.environments.browser.miniwob_pages import click, contexts, picture, solve
 from tests.environments.browser.test_hostile import hurry
-from uirl.environments.browser.miniwob import (
-    DEMONSTRATED,
-    HANDS,
-    LEVELS,
-    NEEDS,
-    RELOADED,
-    MiniWobEnvironment,
-    page_names,
-    page_tags,
-)
+from uirl.environments.browser.miniwob import DEMONSTRATED, RELOADED, MiniWobEnvironment, page_names, page_tags
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.environments.conformance import check_environment
@@ -288,10 +279,11 @@ def test_tasks_carry_their_tags() -> None:
     tags = {task.id: task.tags for task in every.tasks()}
     assert {"browser", "click", "easy"} <= set(tags["miniwob/click-test"])
     assert {"drag", "click"} <= set(tags["miniwob/drag-box"])
+    hands, levels = {"click", "type", "drag", "scroll", "hover"}, {"easy", "medium", "hard"}
     for name, own in page_tags().items():
-        assert set(own) & set(HANDS), name
-        assert len(set(own) & set(LEVELS)) == 1, name
-        assert set(own) <= {*HANDS, *NEEDS, *LEVELS}, name
+        assert set(own) & hands, name
+        assert len(set(own) & levels) == 1, name
+        assert set(own) <= {*hands, *levels, "read", "look", "compute", "search", "steps", "moving"}, name
     easy = MiniWobEnvironment(task="all", tags=["click", "easy"])
     assert {task.id for task in easy.tasks()} >= {"miniwob/click-test", "miniwob/click-color"}
     assert all({"click", "easy"} <= set(task.tags) for task in easy.tasks())

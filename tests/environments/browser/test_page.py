@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -91,14 +88,6 @@ async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:
     assert next(pictures) == 3
 
 
-async def test_pages_share_no_storage(web_page: str) -> None:
-    one, other = await asyncio.gather(*(Chromium.shared().new_page(100, 100) for _ in range(2)))
-    await asyncio.gather(one.goto(web_page), other.goto(web_page))
-    await one.evaluate("localStorage.setItem('key', 'mine')")
-    assert await one.evaluate("localStorage.getItem('key')") == "mine"
-    assert await other.evaluate("localStorage.getItem('key')") is None
-
-
 async def test_a_page_that_does_not_exist(tmp_path: Path) -> None:
     page = await Chromium.shared().new_page(100, 100)
     with pytest.raises(EnvironmentFailure, match="ERR_FILE_NOT_FOUND"):
@@ -112,42 +101,6 @@ async def test_what_the_page_throws_is_told(web_page: str) -> None:
         await page.evaluate("null.x")
     assert await page.evaluate("1 + 1") == 2
     assert await page.evaluate("new Promise(done => setTimeout(() => done('waited'), 5))") == "waited"
-
-
-@pytest.fixture
-def visited() -> Iterator[tuple[str, list[str]]]:
-    """A web server on this machine, and the requests that reached it."""
-    paths: list[str] = []
-
-    class Note(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            paths.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Note)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", paths
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-async def test_the_network_is_closed(web_page: str, visited: tuple[str, list[str]]) -> None:
-    address, paths = visited
-    page = await Chromium.shared().new_page(100, 100)
-    await page.goto(web_page)
-    failed = await page.evaluate(f"fetch('{address}/fetch', {{mode: 'no-cors'}}).then(() => 'reached', String)")
-    assert "Failed to fetch" in failed
-    image = f"new Promise(r => {{const i = new Image; i.onload = i.onerror = e => r(e.type); i.src = '{address}/i'}})"
-    assert await page.evaluate(image) == "error"
-    with pytest.raises(EnvironmentFailure, match="ERR_PROXY_CONNECTION_FAILED"):
-        await page.goto(f"{address}/page")
-    assert paths == []
 
 
 async def test_a_page_that_hangs_ends_at_the_limit_and_disturbs_no_other(web_page: str) -> None:

@@ -252,7 +252,9 @@ class Running(Served):
         self.url = url
 
 
-async def test_a_running_server_is_reached_and_no_other(servers: tuple[str, str, list[str]]) -> None:
+async def test_a_running_server_is_reached_and_no_other_and_by_no_page_without_one(
+    servers: tuple[str, str, list[str]],
+) -> None:
     app, other, visited = servers
     env = Running(f"{app}/start")
     first = await env.reset(seed=1)
@@ -265,6 +267,13 @@ async def test_a_running_server_is_reached_and_no_other(servers: tuple[str, str,
     address = f"{other}/image"
     image = f"new Promise(r => {{ const i = new Image; i.onload = i.onerror = e => r(e.type); i.src = '{address}' }})"
     assert await page.evaluate(image) == "error"
+    closed = Copy()
+    await closed.reset(seed=1)
+    assert closed._page is not None
+    for script, refused in ((fetch.format(f"{other}/closed"), "refused"), (image, "error")):
+        assert await closed._page.evaluate(script) == refused
+    with pytest.raises(EnvironmentFailure, match="ERR_PROXY_CONNECTION_FAILED"):
+        await closed._page.goto(f"{other}/closed")
     socket = f"new Promise(r => {{ new WebSocket('{other}'.replace('http', 'ws')).onerror = () => r('refused') }})"
     assert await page.evaluate(socket) == "refused"
     assert "is out of reach" in (await env.step(Action.of("goto", url=f"{other}/goto"))).observation.text

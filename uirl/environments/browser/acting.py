@@ -16,6 +16,7 @@ from uirl.environments.browser.picture import Viewport
 from uirl.environments.browser.tab import Moved, Refused, Tab, Unopened
 from uirl.environments.ui import vocabulary as ui
 from uirl.environments.ui.arguments import Mistake
+from uirl.environments.ui.keys import MODIFIERS
 from uirl.runtime.assets import read_asset
 from uirl.runtime.limits import shown
 
@@ -33,7 +34,8 @@ CLICKABLE = read_asset(__package__, "clickable.js")
 """JavaScript: the elements that can be acted on, open shadow roots included, in document order, and of each its box and
 a point that nothing covers (null: there is none)."""
 _FRAME_PLACE = read_asset(__package__, "frame_place.js")
-"""JavaScript, of a frame's element: where the frame is in the one around it, and which of its points can be seen."""
+"""JavaScript, of a frame's element: where the frame is in the one around it, and where in that one the marks and places
+of things in the frame are (null: they cannot be seen)."""
 _AT = """([x, y]) => {
   let found = document.elementFromPoint(x, y);
   while (found && found.shadowRoot) {
@@ -61,13 +63,18 @@ _FOCUS = """async field => {
   await new Promise(done => setTimeout(done, 20));
   return field.getRootNode().activeElement === field;
 }"""
-_OPTIONS = """element => {
-  const label = element.closest('label');
-  let list = element.closest('select') || !element.matches('input') && label && label.control || element;
-  const options = list.localName === 'select' ? list.options : list.list ? list.list.options : [];
-  return [list, [...options].map(o => [o.value, (o.label || o.textContent).trim(),
-    o.disabled || !!o.closest('optgroup[disabled]')]), list.localName, !!list.multiple];
+_OPTIONS = """(element, wanted) => {
+  const label = element.closest('label'), text = o => (o.label || o.textContent).trim();
+  const list = element.closest('select') || !element.matches('input') && label && label.control || element;
+  const options = [...list.localName === 'select' ? list.options : list.list ? list.list.options : []];
+  const chosen = wanted.map(word => {
+    const found = options.find(o => o.value === word) || options.find(o => text(o) === word.trim());
+    return found && !found.disabled && !found.closest('optgroup[disabled]') ? options.indexOf(found) : null;
+  });
+  return [list, options.map(o => o.value), options.slice(0, 20).map(text), chosen, list.localName, !!list.multiple];
 }"""
+"""JavaScript: the list that an element stands for, the values and texts of its options, which of these are wanted, by
+value or else by text (null: there is none, or it is disabled), its tag, and whether it takes several."""
 _REFUSALS = {
     r"(<.+?) intercepts pointer events": "it is covered by {}",
     r"element is not (?:visible|connected)|not attached|no longer attached": "it is not drawn on the page",
@@ -100,6 +107,8 @@ class Thing:
     """Its own box is empty, and what is in it is seen: it is pressed by its place."""
     free: tuple[float, float] | None = None
     """A point of it that nothing covers, in its frame."""
+    position: Any = None
+    """The same within its box, as Playwright writes it; None: its middle, or it is elsewhere, as in a label."""
     mark: tuple[float, float, float, float] | None = None
     """Where it is in the window; None: it cannot be seen there."""
     place: tuple[float, float] | None = None
@@ -111,13 +120,6 @@ class Thing:
             return await page.locator(f"aria-ref={self.ref}").element_handle(timeout=PATIENCE)
         found: Any = await self.list.evaluate_handle("(held, n) => held.elements[n]", self.index)
         return found.as_element()
-
-    @property
-    def position(self) -> Any:
-        """The free point within the element; None: its middle, or it is elsewhere, as in a label."""
-        x, y = self.free or (-1, -1)
-        inside = self.free and self.box[0] <= x <= self.box[2] and self.box[1] <= y <= self.box[3]
-        return {"x": x - self.box[0], "y": y - self.box[1]} if inside else None
 
     async def pressed_at(self) -> tuple[float, float] | None:
         """Return where it can be pressed in the window, as a person would see it now; None: something covers it."""
@@ -139,37 +141,23 @@ async def _things_of(frame: Frame, searched: list[int]) -> list[Thing]:
 
     held = await frame.evaluate_handle(CLICKABLE)
     things = []
-    for index, (box, free, role, seen, words) in enumerate(json.loads(await held.evaluate("held => held.found"))):
-        place = free and tuple(free)
-        left, top, right, bottom = seen or box
-        mark = (max(left, 0.0), max(top, 0.0), right, bottom) if free else None
-        things.append(Thing(tuple(box), frame, held, index, "", role, words, bool(seen), place, mark, place))
+    for index, found in enumerate(json.loads(await held.evaluate("held => held.found"))):
+        things.append(Thing(frame=frame, list=held, index=index, **found))
     for inner in frame.child_frames:
         if searched[0] >= MAX_FRAMES:
             break
         searched[0] += 1
         try:
-            found = await _things_of(inner, searched)
-            box = await (await inner.frame_element()).evaluate(_FRAME_PLACE, [thing.place for thing in found])
+            within = await _things_of(inner, searched)
+            seen = [[thing.mark, thing.place] for thing in within]
+            around = await (await inner.frame_element()).evaluate(_FRAME_PLACE, seen)
         except Error as error:  # it has gone, or is no document of elements
             if "closed" in error.message or "crashed" in error.message:
                 raise
             continue
-        things += [_lifted(thing, box, seen) for thing, seen in zip(found, box["seen"], strict=True)]
+        lifted = zip(within, around["lifted"], strict=True)
+        things += [replace(thing, mark=mark, place=place) for thing, (mark, place) in lifted]
     return things
-
-
-def _lifted(thing: Thing, around: Any, seen: bool) -> Thing:
-    if not seen or thing.mark is None or thing.place is None:
-        return replace(thing, mark=None, place=None)
-    left, top, across, down = around["left"], around["top"], around["across"], around["down"]
-    mark = (
-        max(left, left + thing.mark[0] * across, 0.0),
-        max(top, top + thing.mark[1] * down, 0.0),
-        min(around["right"], left + thing.mark[2] * across),
-        min(around["bottom"], top + thing.mark[3] * down),
-    )
-    return replace(thing, mark=mark, place=(left + thing.place[0] * across, top + thing.place[1] * down))
 
 
 async def perform(
@@ -304,7 +292,7 @@ async def _act(page: BrowserPage, action: Any, at: Place, marks: Sequence[Thing]
     match action:
         case ui.ClickMark(number, button, count, more):
             thing, how = _named(marks, number), {"button": button, "click_count": count}
-            keys = [key_name(key) for key in dict.fromkeys((*held, *more))]
+            keys = [key_name(key) for key in dict.fromkeys((*held, *more)) if key in MODIFIERS]
             timed: Any = {**how, "timeout": PATIENCE, **({"modifiers": keys} if keys else {})}
             await _point(page, thing, lambda element: element.click(position=thing.position, **timed), how)
         case ui.MoveToMark(number):
@@ -414,26 +402,15 @@ async def _fill(element: ElementHandle, value: str | None) -> str | None:
 
 async def _select(element: ElementHandle, wanted: Sequence[str]) -> str | None:
     """Choose these options of a list, by value or text, and no others; return a str where that is impossible."""
-    held, (rows, name, several) = await _parts(element, _OPTIONS)
-    if not rows:
+    held, (values, texts, chosen, name, several) = await _parts(element, _OPTIONS, list(wanted))
+    if not values:
         return f"<{name}> has no options"
-    chosen = [_option(rows, word) for word in wanted]
     if None in chosen:
-        texts = ", ".join(row[1] for row in rows[:20])
-        return f"there is no option {wanted[chosen.index(None)][:40]}; expected of {texts}"
+        return f"there is no option {wanted[chosen.index(None)][:40]}; expected of {', '.join(texts)}"
     if len(wanted) != 1 and not several:
         return "the list takes one option" + (", and none was named" if not wanted else "")
     if name == "select":
         await held.select_option(index=chosen, timeout=PATIENCE)
     else:
-        await held.fill(rows[chosen[0] or 0][0], timeout=PATIENCE)
-    return None
-
-
-def _option(rows: Sequence[tuple[str, str, bool]], word: str) -> int | None:
-    """Return the number of the option of that value, else of that text; None: there is none, or it is disabled."""
-    for column, wanted in ((0, word), (1, word.strip())):
-        for number, row in enumerate(rows):
-            if row[column] == wanted:
-                return None if row[2] else number
+        await held.fill(values[chosen[0]], timeout=PATIENCE)
     return None

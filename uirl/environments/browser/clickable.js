@@ -64,13 +64,16 @@
     if (!element.matches(likely) && !hand && typeof element.onclick !== 'function') return;
     const parts = partsOf(element);
     if (!parts.length) return;
-    const own = element.getBoundingClientRect(), loose = !own.width || !own.height;
-    const seen = loose ? [Math.min(...parts.map(p => p.left)), Math.min(...parts.map(p => p.top)),
-      Math.max(...parts.map(p => p.right)), Math.max(...parts.map(p => p.bottom))] : null;
+    const own = element.getBoundingClientRect(), loose = !own.width || !own.height, place = free(element, parts);
+    const box = (all, low, high) => [low(...all.map(p => p.left)), low(...all.map(p => p.top)),
+      high(...all.map(p => p.right)), high(...all.map(p => p.bottom))];
     const words = element.getAttribute('aria-label') || element.alt || element.textContent;
     elements.push(element);
-    found.push([[own.left, own.top, own.right, own.bottom], free(element, parts), roleOf(element), seen,
-      words.slice(0, 400).replace(/\s+/g, ' ').trim().slice(0, 60)]);
+    const [x, y] = place || [], inside = place && own.left <= x && x <= own.right && own.top <= y && y <= own.bottom;
+    found.push({box: box([own], Math.min, Math.max), role: roleOf(element), loose, free: place, place,
+      position: inside ? {x: x - own.left, y: y - own.top} : null,
+      mark: place && box(loose ? parts : [own], (...sides) => Math.max(0, Math.min(...sides)), Math.max),
+      words: words.slice(0, 400).replace(/\s+/g, ' ').trim().slice(0, 60)});
   };
   const walk = root => {
     for (const element of root.querySelectorAll(root === document ? 'body *' : '*')) {

@@ -429,9 +429,12 @@ class PageEnvironment(ConfigurableEnvironment):
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""
         options, text = self.options, ""
-        picture = await self._picture(page) if options.picture or options.ocr else None
-        if self.space.marks and picture is None:
-            await self._number(page.shown)
+        picture: Any = None
+        if options.picture or options.ocr:
+            picture = await page.screenshot(format=options.image_format, quality=options.quality or 80)
+        seen = await self._number(page.shown) if self.space.marks else []
+        if picture is not None:
+            picture = self._as_shown(picture, seen)
         if options.tree and self._hidden != "page":
             text = await self._read_tree(page.shown)
         if options.ocr:
@@ -440,20 +443,17 @@ class PageEnvironment(ConfigurableEnvironment):
         self._seen = Observation(text, pictures, dict(info))
         return Observation(_lines(*words, text), pictures, dict(info))
 
-    async def _picture(self, page: Page) -> Any:
-        """Return the picture, with numbers on what can be clicked and seen where these are wanted."""
-        options = self.options
-        picture: Any = await page.screenshot(format=options.image_format, quality=options.quality or 80)
-        if not self._viewport.is_capture or self.space.marks:
-            picture = self._viewport.picture(picture)
-        if self.space.marks:
-            seen = await self._number(page.shown)
-            picture = draw_marks(picture, [self._viewport.box(*thing.mark) for thing in seen if thing.mark])
+    def _as_shown(self, captured: bytes, seen: Sequence[Thing]) -> Any:
+        """Return the picture of what was captured, with numbers on what can be clicked where these are wanted."""
         if self._hidden == "page":
             from PIL import Image
 
-            picture = Image.new("RGB", self.picture_size, "white")
-        return picture
+            return Image.new("RGB", self.picture_size, "white")
+        if self._viewport.is_capture and not self.space.marks:
+            return captured
+        boxes = [self._viewport.box(*thing.mark) for thing in seen if thing.mark]
+        picture = self._viewport.picture(captured)
+        return draw_marks(picture, boxes) if self.space.marks else picture
 
     async def _number(self, tab: Tab) -> list[Thing]:
         """Return what can be clicked and seen, and keep its order; further numbers are for the tree."""

@@ -23,14 +23,6 @@ from uirl.types import Action, Task
 
 Spot = tuple[float, float, str]
 """A position on the page, and the word for what is there."""
-HANDS = ("click", "type", "drag", "scroll", "hover")
-"""What a page needs of the hand; at least one stands on every page."""
-NEEDS = ("read", "look", "compute", "search", "steps", "moving")
-"""What else: an instruction that says which ('read'), shapes, colours or places ('look'), numbers or an order to work
-out ('compute'), something to be found by opening things ('search'), more than one action ('steps'), and a screen that
-changes by itself ('moving'), whose pictures a seed does not repeat."""
-LEVELS = ("easy", "medium", "hard")
-"""One of them: one action; a few; many, or thought."""
 AREA = (0, 50, 160, 160)
 """Left, top, width and height of the part below the instruction, in page pixels."""
 RELOADED = frozenset({
@@ -124,7 +116,7 @@ def page_url(name: str) -> str:
 
 @cache
 def page_tags() -> dict[str, tuple[str, ...]]:
-    """Return page name -> its tags."""
+    """Return page name -> its tags, which `miniwob.yaml` explains."""
     return {name: tuple(tags.split()) for name, tags in yaml.safe_load(read_asset(__package__, "miniwob.yaml")).items()}
 
 
@@ -242,10 +234,10 @@ class MiniWobEnvironment(PageEnvironment):
 
 
 def _chosen_pages(task: str | tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:
-    all_tags = (*HANDS, *NEEDS, *LEVELS)
+    known = sorted({tag for of_page in page_tags().values() for tag in of_page})
     for tag in tags:
-        if tag not in all_tags:
-            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(tag, all_tags)}")
+        if tag not in known:
+            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(tag, known)}")
     names = page_names() if task == "all" else (task,) if isinstance(task, str) else task
     if not names:
         raise ConfigError("miniwob: task is an empty list; expected a page name such as 'click-test'")

@@ -24,7 +24,6 @@ from uirl.environments.browser.tab import (
     Unopened,
     quietly,
 )  # fmt: skip
-from uirl.environments.ui.keys import MODIFIERS
 from uirl.environments.ui.vocabulary import Button
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 from uirl.runtime.assets import read_asset
@@ -103,6 +102,8 @@ class Owner(Protocol):  # see `Chromium`
 class Page:
     """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
 
+    first: Tab
+    """The page of the task, which stays open."""
     shown: Tab
     """The tab that is seen and acted on."""
     asks_policy = False
@@ -111,8 +112,10 @@ class Page:
     def __init__(self, context: BrowserContext, owner: Owner, metrics: Mapping[str, Any]) -> None:
         self.context = context
         self.tabs: list[Tab] = []
-        """In the order in which they were opened. The first one is the page of the task and stays open."""
+        """In the order in which they were opened."""
         self.files = PageFiles(self._notice, self._spawn)
+        self.held: list[str] = []
+        """Keys, named as in `uirl.environments.ui.keys`."""
         self._owner = owner
         self._metrics = metrics
         self._closed = False
@@ -120,7 +123,6 @@ class Page:
         self._dialogs = 0  # since the notices were taken
         self._clipboard = ""
         self._pointer = (0.0, 0.0)
-        self._held: list[str] = []  # keys
         self._pressed: set[Button] = set()  # buttons of the mouse
         self._work: set[asyncio.Task[Any]] = set()
         self._asked: list[str] = []  # addresses for which a script opens windows, until the browser tells of these
@@ -136,7 +138,7 @@ class Page:
         try:
             await context.expose_binding("uirlTell", lambda source, kind, words: page._on_told(kind, words))
             _, made = await asyncio.gather(context.add_init_script(EVERY_DOCUMENT), context.new_page())
-            page.shown = await page._tab(made)
+            page.first = page.shown = await page._tab(made)
         except BaseException:
             await quietly(context.close())
             raise
@@ -153,18 +155,9 @@ class Page:
         return tab
 
     @property
-    def first(self) -> Tab:
-        return self.tabs[0]
-
-    @property
     def broken(self) -> str | None:
         """Why the page must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
         return next((tab.broken for tab in self.tabs if tab.broken is not None), None)
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """The modifiers that are held."""
-        return tuple(key for key in self._held if key in MODIFIERS)
 
     async def serve(self, origin: str, answer: Callable[[str], tuple[int, str, bytes]]) -> None:
         """Answer what this page asks of an origin from this process: address -> status, content type, body."""
@@ -200,7 +193,7 @@ class Page:
         self.files.begin(uploads, downloads)
         for button in tuple(self._pressed):
             await self.mouse_button(*self._pointer, button, down=False)
-        for key in tuple(self._held):
+        for key in tuple(self.held):
             await self.hold_key(key, down=False)
         self.take_notices()
 
@@ -291,7 +284,7 @@ class Page:
     ) -> None:
         """Move to x, y, press and release the button `count` times, while keys are `held`."""
         self._pointer = (x, y)
-        names = [key_name(key) for key in held if key not in self._held]
+        names = [key_name(key) for key in held if key not in self.held]
         for name in names:
             await page.keyboard.down(name)
         await page.mouse.click(x, y, button=button, click_count=count)
@@ -337,29 +330,27 @@ class Page:
             for piece in re.split(r"(\t|\r\n|[\n\r])", text):
                 if piece in ("\t", "\r\n", "\n", "\r"):
                     await page.keyboard.press("Tab" if piece == "\t" else "Enter")
-                elif len(piece) <= LONGEST_TYPED:
-                    await page.keyboard.type(piece)
                 else:
-                    await page.keyboard.insert_text(piece)
+                    await (page.keyboard.type if len(piece) <= LONGEST_TYPED else page.keyboard.insert_text)(piece)
 
         await self.act(write, "the action type", timeout=max(self._owner.timeout, 0.2 * len(text)))
 
     async def hold_key(self, key: str, down: bool) -> None:
         """Press a key and hold it, or release it; a modifier that is held goes with clicks and keys."""
-        name = key_name(key, "shift" in self._held)
+        name = key_name(key, "shift" in self.held)
         if down:
-            async with self._clip((*self._held, key)):
+            async with self._clip((*self.held, key)):
                 await self.act(lambda page: page.keyboard.down(name), "the action key_down")
-            self._held.append(key)
+            self.held.append(key)
         else:
             await self.act(lambda page: page.keyboard.up(name), "the action key_up")
-            self._held = [held for held in self._held if held != key]
+            self.held = [held for held in self.held if held != key]
 
     async def press(self, keys: Sequence[str]) -> None:
         """Press keys together, named as in `uirl.environments.ui.keys`."""
         if tuple(keys) == ("escape",) and await self.shown.evaluate(FULLSCREEN, apart=True):
             return
-        together = (*self._held, *keys)
+        together = (*self.held, *keys)
         chord = "+".join((*map(key_name, keys[:-1]), key_name(keys[-1], "shift" in together)))
         async with self._clip(together):
             await self.act(lambda page: page.keyboard.press(chord), "the action keys")

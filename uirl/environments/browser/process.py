@@ -60,19 +60,17 @@ def find_executable() -> str | None:
     found = next(filter(None, map(shutil.which, [named] if named else EXECUTABLES)), None)
     if named and found is None:
         raise ConfigError(f"UIRL_CHROMIUM={named!r} is not an executable; name the browser's path, or unset it")
-    if found is None and not any(_playwrights_folder().glob("chromium*/*")):
+    own = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", "0")
+    if own in ("", "0"):
+        cache = {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
+        own = str(Path.home() / cache / "ms-playwright")
+    if found is None and not any(Path(own).glob("chromium*/*")):
         raise ConfigError(
             "no Chromium found (" + ", ".join(EXECUTABLES) + "); run `playwright install chromium` (Debian: "
             "scripts/install_browser.sh, or apt-get install chromium-headless-shell), or set UIRL_CHROMIUM to the path "
             "of a Chromium or Chrome"
         )
     return found
-
-
-def _playwrights_folder() -> Path:
-    named = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", "0")
-    cache = {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
-    return Path.home() / cache / "ms-playwright" if named in ("", "0") else Path(named)
 
 
 class Chromium:
@@ -117,12 +115,8 @@ class Chromium:
     @classmethod
     def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
         """Return the browser of the running event loop in this process; one per set of allowed origins and scale."""
-        for key in [key for key in _shared if key[0].is_closed()]:
-            _shared.pop(key)
-        key = asyncio.get_running_loop(), frozenset(allow), float(scale)
-        if key not in _shared:
-            _shared[key] = cls(allow=key[1], scale=key[2])
-        return _shared[key]
+        key = frozenset(allow), float(scale)
+        return _driver().browsers.setdefault(key, cls(allow=key[0], scale=key[1]))
 
     async def new_page(self, width: int, height: int, *, downloads: bool = False) -> Page:
         """Return a page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
@@ -207,8 +201,7 @@ class Chromium:
 
     async def _connected(self) -> Browser:
         async with self._starting:
-            driver = _drivers.get(asyncio.get_running_loop())
-            if driver is None or driver.ended:  # Playwright does not say so of its browsers
+            if _driver().ended:  # Playwright does not say so of its browsers
                 self._kill()
             if self._browser is None or not self._browser.is_connected():
                 try:
@@ -223,7 +216,7 @@ class Chromium:
 
         self._clipboard = None
         executable = self._executable or find_executable()
-        driver = await _driver()
+        driver = await _driver().playwright()
         # where a page has a scale of its own, one click in ten is lost
         args = [*FLAGS, *network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
         if sys.platform == "linux" and shutil.which("prlimit") is not None:
@@ -314,31 +307,32 @@ class _Driver:
     process: asyncio.subprocess.Process | None = None
     pipe: Any = None
     """Our end of the one into it."""
+    _started: asyncio.Future[Playwright] | None = None
 
     def __init__(self) -> None:
-        self.started = asyncio.ensure_future(self._start())
+        self.browsers: dict[tuple[frozenset[str], float], Chromium] = {}
+        """Those that environments share, by the origins that they may reach and by scale."""
+
+    async def playwright(self) -> Playwright:
+        """Start it where it does not run. Raises EnvironmentFailure where it cannot."""
+        if self._started is None or self.ended:
+            self.process = None
+            self._started = asyncio.ensure_future(self._start())
+        try:
+            return await asyncio.shield(self._started)
+        except Exception as error:  # whatever it is, the next page may have better luck
+            self._started = None
+            raise EnvironmentFailure(f"Playwright did not start: {error}") from error
 
     async def _start(self) -> Playwright:
         from playwright.async_api import async_playwright
 
         manager: Any = async_playwright()
         driver: Playwright = await manager.start()
-        self.process = manager._client._transport._proc
-        self.pipe = manager._client._transport._proc.stdin.get_extra_info("pipe")
-        self._keeper = asyncio.create_task(self._until_the_loop_ends(), name="playwright")
+        self.process = process = manager._client._transport._proc
+        self.pipe = process.stdin.get_extra_info("pipe")
+        self._keeper = asyncio.create_task(_until_the_loop_ends(process), name="playwright")
         return driver
-
-    async def _until_the_loop_ends(self) -> None:
-        """End the driver when the event loop ends: the loop cancels this task, and gives no other notice."""
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            assert self.process is not None
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(10.0):
-                    await self.process.wait()
 
     @property
     def ended(self) -> bool:
@@ -352,22 +346,24 @@ class _Driver:
                 self.pipe.close()
 
 
-async def _driver() -> Playwright:
-    """Return Playwright of the running event loop, started where it does not run."""
-    loop = asyncio.get_running_loop()
+async def _until_the_loop_ends(driver: Any) -> None:
+    """End a driver's process when the event loop ends: the loop cancels this task, and gives no other notice."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        driver.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await driver.wait()
+
+
+def _driver() -> _Driver:
+    """Return that of the running event loop."""
     for closed in [known for known in _drivers if known.is_closed()]:
         _drivers.pop(closed).leave()  # somebody closed the loop without ending its tasks
-    driver = _drivers.get(loop)
-    if driver is None or driver.ended:
-        driver = _drivers[loop] = _Driver()
-    try:
-        return await asyncio.shield(driver.started)
-    except Exception as error:  # whatever it is, the next page may have better luck
-        _drivers.pop(loop, None)
-        raise EnvironmentFailure(f"Playwright did not start: {error}") from error
+    return _drivers.setdefault(asyncio.get_running_loop(), _Driver())
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}
 _drivers: dict[asyncio.AbstractEventLoop, _Driver] = {}
 
 
@@ -376,7 +372,6 @@ def _leave_to_the_parent() -> None:
     for driver in _drivers.values():
         driver.leave()
     _drivers.clear()
-    _shared.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -28,7 +28,12 @@ TWO_FRAMES = """new Promise(done => {
 scroll arrives in the first; what its listeners ask for, and what watches where elements are, comes by the second."""
 _LEFT = (
     *("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll"),
-    *("Not attached to an active page", "uniqueContextId not found", "Frame was detached"),
+    *(
+        "Not attached to an active page",
+        "uniqueContextId not found",
+        "Frame was detached",
+        "Unable to capture screenshot",
+    ),
 )
 """How the browser refuses a call where the page has left the document it was for."""
 _UNTOLD = ("Object reference chain is too long", "Object couldn't be returned by value", "Failed to convert response")
