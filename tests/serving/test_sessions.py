@@ -220,7 +220,7 @@ async def test_thirty_two_sessions_at_once(endpoint: ModelEndpoint, engine: Watc
         assert fed(record) == [request.prompt_ids for request in own]
         assert record.turns[0].observation.text == f"agent {i}"
         assert record.total_reward() == i
-    assert not endpoint.open_sessions
+    assert not endpoint.sessions.active
 
 
 async def test_pictures_reach_the_model_and_the_record(vlm: LoadedModel) -> None:
