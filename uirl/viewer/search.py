@@ -109,7 +109,7 @@ def line_of(index: Index, id: str) -> dict[str, Any] | None:
 def facets(index: Index) -> dict[str, list[tuple[Any, int]]]:
     """Return the values of each facet with their counts, the frequent ones first; those that were counted last, where
     no row has come since."""
-    newest = (*index.read("SELECT count(*), max(number) FROM rows")[0], *index.read("PRAGMA data_version")[0])
+    newest = index.read("SELECT count(*), max(number) FROM rows")[0]
     if index.counted is not None and index.counted[0] == newest:
         return index.counted[1]
     found = {}
