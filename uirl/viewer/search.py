@@ -197,9 +197,7 @@ _CONDITIONS: dict[str, Callable[[str], tuple[str, list[Any]]]] = {
     "step_from": lambda value: ("rows.step >= ?", [whole("step_from", value)]),
     "step_to": lambda value: ("rows.step <= ?", [whole("step_to", value)]),
     "stop_reason": _equal("rows.stop_reason"),
-    "failure": lambda value: (
-        ("rows.failure IS NOT NULL", []) if value == "any" else _equal("rows.failure", "none")(value)
-    ),
+    "failure": lambda value: ("rows.failure IS NOT NULL", []) if value == "any" else _FAILURE(value),
     "split": _equal("rows.split"),
     "level": _equal("rows.level"),
     "group": _equal("rows.group_id"),
