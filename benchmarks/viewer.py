@@ -3,15 +3,13 @@
     python -m benchmarks.viewer                      # 100 000 generated trajectories of 3 turns, in a temporary folder
     python -m benchmarks.viewer --keep runs/large    # ... kept there, and taken from there the next time
 
-The server is the command itself, in a process of its own, with a cache of its own: the first page is asked for before
-there is any index.
+The server is the command itself, in a process of its own: the first page is asked for before there is any index.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import os
 import random
 import re
 import statistics
@@ -131,13 +129,11 @@ def make(path: Path, count: int, turns: int) -> None:
                 batch = []
 
 
-def measure(path: Path, cache: Path) -> None:
+def measure(path: Path) -> None:
     """Start the server, ask, and print what was found."""
     command = [sys.executable, "-m", "uirl.cli.main", "view", str(path), "--port", "0"]
     clock = time.perf_counter()
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)}
-    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = re.search(r"http://\S+", server.stdout.readline())
@@ -210,7 +206,7 @@ def main() -> None:
             make(path, options.trajectories, options.turns)
             size = (path / "trajectories.sqlite").stat().st_size / 1e6
             print(f"{options.trajectories} trajectories made in {time.perf_counter() - clock:.0f} s, {size:.0f} MB")
-        measure(path, Path(folder) / "cache")
+        measure(path)
 
 
 if __name__ == "__main__":

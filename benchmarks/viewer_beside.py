@@ -146,7 +146,7 @@ def measure(runs: Path, stretches: int, seconds: float, browser: bool) -> list[t
     metrics = runs / NAME / "metrics.jsonl"
     train = ("uirl", "train", "configs/mai_ui.yaml", *JOB, f"logging.runs_dir={runs}")
     view = ("uirl", "view", str(runs), "--port", "0")
-    with started(*train, **ONE_THREAD) as training, started(*view, XDG_CACHE_HOME=str(runs / "cache")) as server:
+    with started(*train, **ONE_THREAD) as training, started(*view) as server:
         assert server.stdout is not None
         address = re.search(r"http://\S+", server.stdout.readline())
         assert address is not None, "the server did not say where it listens"

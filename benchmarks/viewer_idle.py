@@ -78,8 +78,7 @@ def main() -> None:
         if not path.exists():
             make(path, options.trajectories, 1)
         command = [sys.executable, "-m", "uirl.cli.main", "view", str(path), "--port", "0"]
-        cache = {**os.environ, "XDG_CACHE_HOME": folder}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cache) as server:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             address = re.search(r"http://\S+", server.stdout.readline())
             assert address is not None, "the server did not say where it listens"

@@ -145,8 +145,7 @@ def main() -> None:
         if not path.exists():
             make(path, options.turns)
         command = [sys.executable, "-m", "uirl", "view", str(path), "--port", "0"]
-        cache = {**os.environ, "XDG_CACHE_HOME": folder}
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cache)
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
             address = re.search(r"http://\S+", server.stdout.readline())

@@ -63,14 +63,12 @@ def case(kind: str, secret: str | None, lm: LoadedModel, tmp_path: Any, patch: p
 @pytest.fixture
 def trusting(kind: str, lm: LoadedModel, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A server that no secret protects."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return case(kind, None, lm, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def guarded(kind: str, lm: LoadedModel, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A server that wants a secret."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return case(kind, SECRET, lm, tmp_path, monkeypatch)
 
 

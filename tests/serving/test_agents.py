@@ -116,7 +116,7 @@ async def fails_async(**given: Any) -> float:
 async def test_an_agent_that_breaks_is_no_evidence(lm: LoadedModel, agent: Any, why: str) -> None:
     async with ModelEndpoint(says(lm, "yes"), lm) as endpoint:
         record = await run_agent(endpoint, agent, spec())
-        assert not endpoint.open_sessions
+        assert not endpoint.sessions.active
     assert record.failure.kind == "environment"
     assert why in record.failure.message
     assert record.stop_reason == "failure"
@@ -163,7 +163,7 @@ async def test_a_return_value_that_is_no_judgement_stops_the_program(lm: LoadedM
     async with ModelEndpoint(says(lm, "yes"), lm) as endpoint:
         with pytest.raises(ContractError, match="got str 'well'"):
             await run_agent(endpoint, agent, spec())
-        assert not endpoint.open_sessions
+        assert not endpoint.sessions.active
 
 
 async def test_a_cancelled_run_leaves_no_session_behind(lm: LoadedModel) -> None:
@@ -181,7 +181,7 @@ async def test_a_cancelled_run_leaves_no_session_behind(lm: LoadedModel) -> None
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        assert not endpoint.open_sessions
+        assert not endpoint.sessions.active
     assert heard[0].failure is not None
 
 

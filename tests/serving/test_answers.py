@@ -16,8 +16,8 @@ from uirl.inference import LoadedModel
 from uirl.inference.base import Generation
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.parsers import create_parser
-from uirl.serving.protocol.answers import ResponsesWriter, Writer
-from uirl.serving.protocol.chat_requests import CallOptions
+from uirl.serving.protocol.answers import writer_of
+from uirl.serving.protocol.chat_requests import CallOptions, ChatCall, CompletionCall
 from uirl.serving.protocol.responses_requests import read_responses_call
 from uirl.serving.replies import Answer, Reply, text_reply, tool_reply
 
@@ -70,7 +70,7 @@ def pieces(events: Iterator[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("texts", [("hello wörld",), (CALL,), ("",), ("two", CALL)])
 def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str, ...], more: bool) -> None:
     options = CallOptions("m", stream=True, include_usage=more, log_probs=more, token_ids=more)
-    writer = Writer(TokenBytes(lm), "m", options, answer_of(lm, *texts), chat=True)
+    writer = writer_of(TokenBytes(lm), "m", ChatCall(options, ()), answer_of(lm, *texts))
     check(ChatCompletion, writer.body())
     chunks = pieces(writer.events())
     for chunk in chunks:
@@ -84,7 +84,7 @@ def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str
 @pytest.mark.parametrize("more", [False, True])
 def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> None:
     options = CallOptions("m", stream=True, include_usage=more, log_probs=more, token_ids=more)
-    writer = Writer(TokenBytes(lm), "m", options, answer_of(lm, "a b", "c"), chat=False)
+    writer = writer_of(TokenBytes(lm), "m", CompletionCall(options, "hi"), answer_of(lm, "a b", "c"))
     check(Completion, writer.body())
     chunks = pieces(writer.events())
     for chunk in chunks:
@@ -98,7 +98,7 @@ def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> No
 @pytest.mark.parametrize("text", ["hello wörld", CALL])
 def test_responses_are_those_of_the_package(lm: LoadedModel, text: str, more: dict[str, Any]) -> None:
     call = read_responses_call({"model": "m", "input": "hi", "stream": True, **more})
-    writer = ResponsesWriter(TokenBytes(lm), "m", call, answer_of(lm, text))
+    writer = writer_of(TokenBytes(lm), "m", call, answer_of(lm, text))
     check(Response, writer.body())
     events = pieces(writer.events())
     for event in events:

@@ -228,42 +228,6 @@ async def test_models_and_health(lm: LoadedModel) -> None:
             assert health == {"status": "ok", "model": "mine/lm", "policy_version": 0}
 
 
-@pytest.mark.parametrize(
-    ("asked", "param", "says_why"),
-    [
-        ({"messages": []}, "messages", "at least one"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "expected one of"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or a list of parts"),
-        ({"messages": [*HI, {"role": "assistant", "content": "y"}]}, "messages[1]", "not continued"),
-        ({"messages": [*HI, {"role": "assistant"}, *HI]}, "messages[1].content", "neither"),
-        ({"messages": [{"role": "tool", "content": "3", "tool_call_id": "c"}]}, "messages[0].tool_call_id", "earlier"),
-        ({"temperature": 200}, "temperature", "must be in"),
-        ({"top_p": 0}, "top_p", "must be in"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"max_tokens": "many"}, "max_tokens", "whole number"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "give one"),
-        ({"n": 100}, "n", "expected 1 to 32"),
-        ({"seed": True}, "seed", "whole number"),
-        ({"stop": [""]}, "stop", "none of them empty"),
-        ({"top_logprobs": 5, "logprobs": True}, "top_logprobs", "sampled token alone"),
-        ({"tool_choice": "required"}, "tool_choice", "only allowed with tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "only functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "another distribution"),
-        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty", "another distribution"),
-        ({"extra_body": {"mirostat": 2}}, "mirostat", "is not known here"),
-        ({"messages": [user("word " * 5000)]}, "messages", "this model takes 4096"),
-    ],
-)  # fmt: skip
-async def test_what_cannot_be_honoured_is_refused_by_name(
-    endpoint: ModelEndpoint, asked: dict[str, Any], param: str, says_why: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=says_why) as told:
-        await client_of(endpoint).chat.completions.create(**{"model": "x", "messages": HI} | asked)
-    assert told.value.param == param
-    assert told.value.type == "invalid_request_error"
-
-
 GOOD = b'{"model": "x", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}], "metadata": 1}'
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.inference.pictures import picture
-from tests.serving.test_reading import JSON, places, refusal
 from tests.serving.worlds import ADD, CALLS_ADD, ask, client_of, data_url, fed, says, user, with_tools
 from uirl import samples_of
 from uirl.inference import LoadedModel, TransformersInferenceEngine
@@ -193,59 +189,10 @@ def test_items_are_the_messages_of_the_chat_api() -> None:
                 {"role": "developer", "content": "go on"},
             ],
         }
-    ).chat  # fmt: skip
+    )  # fmt: skip
     assert [message.key for message in items.messages] == [message.key for message in chat.messages]
     assert [message.message.as_hf() for message in items.messages] == [m.message.as_hf() for m in chat.messages]
     assert items.tools_key == chat.tools_key
-
-
-SAID: dict[str, Any] = {
-    "model": "x",
-    "instructions": "be brief",
-    "tools": [FLAT_ADD],
-    "tool_choice": {"type": "function", "name": "add"},
-    "include": ["message.output_text.logprobs"],
-    "text": {"format": {"type": "text"}},
-    "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
-        {"role": "assistant", "content": "well"},
-        {"role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "3"},
-    ],
-}
-
-
-def changed(place: tuple[Any, ...], value: Any) -> Any:
-    asked = copy.deepcopy(SAID) if place else value
-    parent: Any = asked
-    for key in place[:-1]:
-        parent = parent[key]
-    if place:
-        parent[place[-1]] = value
-    return asked
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.sampled_from(places(SAID)), JSON)
-def test_whatever_stands_anywhere_is_a_call_or_a_refusal(place: tuple[Any, ...], value: Any) -> None:
-    problem = refusal(read_responses_call, changed(place, value))
-    assert problem is None or (problem.status in (400, 413) and len(str(problem)) < 1000)
-
-
-def test_half_characters_are_refused_wherever_they_stand() -> None:
-    assert refusal(read_responses_call, SAID) is None
-    texts = [place for place in places(SAID) if place and isinstance(read_at(place), str)]
-    for place in texts:
-        if place[:1] != ("include",):
-            assert refusal(read_responses_call, changed(place, "half \ud83d")) is not None, place
-
-
-def read_at(place: tuple[Any, ...]) -> Any:
-    found: Any = SAID
-    for key in place:
-        found = found[key]
-    return found
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ async def test_a_mistake_of_the_program_reaches_whoever_finishes(lm: LoadedModel
         with pytest.raises(ZeroDivisionError):
             session.finish(1.0)
         assert session.failure.kind == "engine"
-        assert not endpoint.open_sessions
+        assert not endpoint.sessions.active
 
 
 async def test_a_mistake_in_the_program_tells_a_client_no_address(lm: LoadedModel) -> None:
@@ -114,14 +114,14 @@ async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
         await gate.reached()
         session.last_used -= 3600
         assert session.idle_seconds == 0
-        endpoint.end_idle_sessions()
+        endpoint.sessions.end_idle()
         assert session.open
         gate.opened.set()
         assert (await call).message.content == "yes"
-        endpoint.end_idle_sessions()
+        endpoint.sessions.end_idle()
         assert session.open
         session.last_used -= 3600
-        endpoint.end_idle_sessions()
+        endpoint.sessions.end_idle()
         assert not session.open
 
 

@@ -182,7 +182,7 @@ async def test_an_agent_cannot_reward_itself(lm: LoadedModel) -> None:
             await plain.post(f"{endpoint.url}/sessions", json={}, headers={"authorization": "Bearer secret"})
         ).json()
         await ask(client_of(made["base_url"], api_key=made["api_key"]), HI)
-        for key in (made["api_key"], "secret", endpoint.grader_key("another session"), made["id"]):
+        for key in (made["api_key"], "secret", endpoint.sessions.grader_key("another session"), made["id"]):
             refused = await plain.post(
                 made["finish_url"], json={"reward": 1.0}, headers={"authorization": f"Bearer {key}"}
             )

@@ -1,4 +1,4 @@
-"""A viewer over one small run, asked without a network; and one in real Chromium for all tests of a file."""
+"""A viewer over one small run, asked without a network; and one in real Chromium."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
 ADDRESS = "http://127.0.0.1:8123"
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -72,14 +67,15 @@ def address(folder: Path) -> Iterator[str]:
         yield served
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser(address: str) -> AsyncIterator[Chromium]:
-    opened = Chromium(allow=[address], timeout=SECONDS)
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Chromium]:
+    """One for all tests of the viewer; it reaches this machine alone, whatever the port."""
+    opened = Chromium(allow=["http://127.0.0.1"], timeout=SECONDS)
     yield opened
     await opened.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def open_tab(browser: Chromium, address: str) -> AsyncIterator[OpenTab]:
     pages = []
 
@@ -92,6 +88,6 @@ async def open_tab(browser: Chromium, address: str) -> AsyncIterator[OpenTab]:
         await page.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def tab(open_tab: OpenTab) -> Tab:
     return await open_tab()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.browsing import SECONDS, Tab, viewer
+from tests.viewer.browsing import Tab, viewer
 from tests.viewer.conftest import ADDRESS
 from uirl.cli.main import main
-from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
@@ -114,9 +113,9 @@ def test_a_token_opens_by_header_or_once_by_address(guarded):
     assert guarded.get("/api/runs").status_code == 200
 
 
-async def test_a_link_with_the_token_leads_to_the_page_it_names(run):
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_link_with_the_token_leads_to_the_page_it_names(run, browser):
     with viewer(run, token=TOKEN) as address:
-        browser = Chromium(allow=[address], timeout=SECONDS)
         tab = Tab(await browser.new_page(1280, 900), address)
         await tab.page.goto(f"{address}/")
         assert "wants a token" in await tab.text("body")
@@ -124,7 +123,7 @@ async def test_a_link_with_the_token_leads_to_the_page_it_names(run):
         await tab.ask(f"setTimeout(() => location.assign('{link}')) && 1")
         await tab.until("document.querySelector('h1')?.innerText === 'other'")
         assert await tab.ask("location.href") == f"{address}/#/run/first/t/b/0"
-        await browser.close()
+        await tab.page.close()
 
 
 def test_the_token_may_stand_where_other_users_do_not_see_it(run, monkeypatch, capsys):

@@ -14,7 +14,6 @@ import pytest
 
 from tests.viewer.browsing import SECONDS, Tab
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
-from uirl.environments.browser.process import Chromium
 from uirl.types import Action, Observation, ToolCall, ToolResult
 
 HOSTILE = "</pre></title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\ud800\x1b[2J\x07\u202e"
@@ -43,21 +42,21 @@ def test_the_page_is_one_file_that_runs_nothing(client, hostile):
     assert "\\u001b[2J\\u0007\\u202e" in page
 
 
-async def test_the_page_is_shown_without_a_viewer_and_no_wider_than_the_screen(client, run, tmp_path):
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_page_is_shown_without_a_viewer_and_no_wider_than_the_screen(client, run, tmp_path, browser):
     """Opened as a file that was sent, from a place that says nothing of scripts."""
     long = "x" * 50_000
     wild = turn(long, picture(size=(300, 200)), action=Action(long, (ToolCall(long, {"x": 3, "y": 4}),), long))
     make_run(run.parent / "wide", [trajectory("t" * 300, [wild], task=long)])
     (tmp_path / "one.html").write_bytes(client.get(f"/api/runs/wide/trajectories/{'t' * 300}/export.html").content)
     with files(tmp_path) as address:
-        browser = Chromium(allow=[address], timeout=SECONDS)
         tab = Tab(await browser.new_page(390, 844), address)
         await tab.page.goto(f"{address}/one.html")
         assert await tab.ask("document.documentElement.scrollWidth") <= 390
         assert await tab.ask("document.querySelector('image').getBoundingClientRect().width") > 200
         drawn = "Object.assign(new Image(), {src: document.querySelector('image').href.baseVal}).decode().then(() => 1)"
         assert await tab.ask(drawn, SECONDS) == 1
-        await browser.close()
+        await tab.page.close()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -118,10 +118,23 @@ def client(run: Path) -> Iterator[TestClient]:
         yield opened
 
 
-def failures(client: TestClient) -> list[str]:
+_TURN = ("/trajectories/a/turns/0", "/trajectories/a/tokens?turn=0&context=1")
+_EPISODE = ("/trajectories/a", "/trajectories/a/export.html")
+READ_BY = {
+    "origin": ("", *_EPISODE),
+    "summary": ("",),
+    "serve": ("",),
+    "metrics": ("", "/metrics", "/metrics.csv"),
+    "judgement": _EPISODE,
+    "config": ("", *_EPISODE, *_TURN),
+}
+"""Record -> the routes that read it, beside the list of runs; the slow tests ask all of `ROUTES`."""
+
+
+def failures(client: TestClient, routes: Sequence[str] = ROUTES) -> list[str]:
     """Return what is answered as a fault of the viewer, or said to be one."""
     found = []
-    for route in ROUTES:
+    for route in routes:
         try:
             answer = client.get(f"/api/runs/run{route}")
         except Exception as error:  # a stream that breaks off
@@ -134,9 +147,11 @@ def failures(client: TestClient) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("header", "turn") else ()) for name in RECORDS]
+    ("name", "routes"), [*READ_BY.items(), *(pytest.param(name, ROUTES, marks=pytest.mark.slow) for name in RECORDS)]
 )
-def test_no_page_fails_over_a_value_of_another_kind(run: Path, client: TestClient, name: str) -> None:
+def test_no_page_fails_over_a_value_of_another_kind(
+    run: Path, client: TestClient, name: str, routes: Sequence[str]
+) -> None:
     read, write = RECORDS[name]
     whole = json.loads(read(run)) if name != "config" else json.loads((run / "config.yaml").read_text())
     assert failures(client) == []
@@ -144,7 +159,7 @@ def test_no_page_fails_over_a_value_of_another_kind(run: Path, client: TestClien
     for path in paths_in(whole):
         for other in OTHERS:
             write(run, json.dumps(changed(whole, path, other)))
-            if failed := failures(client):
+            if failed := failures(client, routes):
                 found[f"{path} = {other!r:.30}"] = failed
     assert [f"{what}: {failed}" for what, failed in found.items()] == []
 

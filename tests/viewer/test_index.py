@@ -1,4 +1,4 @@
-"""The viewer's copy of a list: two viewers, rows that change, files that are damaged; and what a search finds."""
+"""The viewer's copy of a list: rows that change, files that are damaged; and what a search finds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from uirl.storage.labels import Label, LabelStore
 from uirl.types import Task, Verdict
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
-from uirl.viewer.index import MOST_WORDS, Index, remove_unused, spaced, wanted
+from uirl.viewer.index import MOST_WORDS, Index, spaced, wanted
 from uirl.viewer.runs import Indexing, Runs
 
 MANY = 8
@@ -36,13 +36,11 @@ def get(client, path, status=200):
 
 
 @pytest.fixture
-def two(tmp_path):
-    """Two viewers with one copy."""
+def index(tmp_path):
     run = make_run(tmp_path / "run", [trajectory(f"t{i}", [turn(f"word{i}")]) for i in range(MANY)])
-    pair = [Index(run / "trajectories.sqlite", tmp_path / "copy.sqlite") for _ in range(2)]
-    yield pair
-    for index in pair:
-        index.close()
+    made = Index(run / "trajectories.sqlite")
+    yield made
+    made.close()
 
 
 def meanwhile(index, name, act):
@@ -58,35 +56,23 @@ def meanwhile(index, name, act):
     setattr(index, name, called)
 
 
-def test_two_viewers_copy_the_same_rows_at_once(two):
-    one, other = two
-    meanwhile(one, "_from_store", lambda: other.catch_up(60))
-    one.catch_up(60)
-    assert one.size == other.size == (MANY, 0, MANY)
-    meanwhile(one, "_words", lambda: other.read_words(60))
-    while one.read_words(60):
-        pass
-    assert one.size == (MANY, MANY, MANY)
-    assert one.read("SELECT rowid FROM words WHERE words MATCH 'word3'") == [(4,)]
-
-
-def test_a_viewer_keeps_nothing_that_it_read_before_another_forgot_everything(two, tmp_path):
-    one, other = two
-    one.catch_up(60)
+def test_a_thread_keeps_nothing_that_it_read_before_another_forgot_everything(index):
+    index.catch_up(60)
 
     def collect_anew():
-        with TrajectoryStore(tmp_path / "run" / "trajectories.sqlite") as store:
+        with TrajectoryStore(index.store) as store:
             store.truncate_after(2)
             store.add(trajectory("new", [turn("fresh")]), step=3)
-        other.catch_up(60)
+        index.catch_up(60)
 
-    meanwhile(one, "_words", collect_anew)
-    while one.read_words(60):
+    meanwhile(index, "_words", collect_anew)
+    while index.read_words(60):
         pass
-    one.catch_up(60)
-    assert one.size == (3, 3, 3)
-    assert one.read("SELECT count(*) FROM words WHERE words MATCH 'word3'") == [(0,)]
-    assert one.read("SELECT id FROM rows ORDER BY number") == [("t0",), ("t1",), ("new",)]
+    index.catch_up(60)
+    assert index.size == (3, 3, 3)
+    assert index.read("SELECT count(*) FROM words WHERE words MATCH 'word3'") == [(0,)]
+    assert index.read("SELECT rowid FROM words WHERE words MATCH 'word1'") == [(2,)]
+    assert index.read("SELECT id FROM rows ORDER BY number") == [("t0",), ("t1",), ("new",)]
 
 
 def test_a_verdict_that_is_replaced_later_is_listed_filtered_and_counted(client, run):
@@ -145,37 +131,6 @@ def test_one_who_asks_while_labels_are_read_has_them_too(runs, monkeypatch):
         thread.join(60)
     assert found == [("b", 1)]
     runs.close()
-
-
-def test_a_damaged_copy_is_made_again(two, tmp_path):
-    one, other = two
-    one.catch_up(60)
-    one.close()
-    other.close()
-    file = tmp_path / "copy.sqlite"
-    head, size = file.read_bytes()[:100], file.stat().st_size
-    for beginning in (b"", head):  # seen when it is opened, and when it is read
-        file.write_bytes(beginning + b"\xff" * (size - len(beginning)))
-        again = Index(tmp_path / "run" / "trajectories.sqlite", file)
-        again.set_labels({"t0": True})
-        again.catch_up(60)
-        assert again.size[0] == MANY
-        assert again.read("SELECT passed FROM labelled WHERE id = 't0'") == [(1,)]
-        again.close()
-
-
-def test_a_copy_that_is_damaged_while_it_is_open_is_made_again(two, monkeypatch):
-    one, _ = two
-    one.catch_up(60)
-    one.set_labels({"t0": True})
-    with TrajectoryStore(one.store) as store:
-        store.add(trajectory("more"), step=1)
-    one._connection.execute("PRAGMA writable_schema = ON")
-    one._connection.execute("UPDATE sqlite_schema SET rootpage = 999999 WHERE name = 'rows'")
-    one._connection.execute("PRAGMA writable_schema = RESET")
-    one.catch_up(60)
-    assert one.size[0] == MANY + 1
-    assert one.read("SELECT passed FROM labelled WHERE id = 't0'") == [(1,)]
 
 
 def test_a_damaged_episode_is_named_and_the_others_are_shown(client, run):
@@ -252,17 +207,6 @@ def test_one_run_that_fails_does_not_end_the_index_of_the_others(run, monkeypatc
     runs.close()
 
 
-def test_an_index_is_removed_with_its_log_or_not_at_all(tmp_path):
-    old, used = tmp_path / "old.sqlite", tmp_path / "used.sqlite"
-    for file in (old, used):
-        for part in (file, file.with_name(f"{file.name}-wal")):
-            part.write_bytes(b"x")
-            os.utime(part, (0, 0))
-    os.utime(tmp_path / "used.sqlite-wal")  # a copy that is read and not written for long has a young log at most
-    remove_unused(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["used.sqlite", "used.sqlite-wal"]
-
-
 def steps_of_a_look(index):
     """Return how much SQLite does when the index looks for news, in tens of its instructions."""
     steps = []
@@ -280,7 +224,7 @@ def test_a_look_at_a_store_that_stands_still_costs_the_same_whatever_its_size(tm
         run = make_run(tmp_path / str(count))
         with TrajectoryStore(run / "trajectories.sqlite") as store:
             store.add_many([trajectory(f"t{i}") for i in range(count)], step=1)
-        index = Index(run / "trajectories.sqlite", tmp_path / f"{count}.copy")
+        index = Index(run / "trajectories.sqlite")
         while index.size[:2] != (count, count):
             index.catch_up(60)
             index.read_words(60)
@@ -290,31 +234,15 @@ def test_a_look_at_a_store_that_stands_still_costs_the_same_whatever_its_size(tm
     assert work[1] < 1.5 * work[0]
 
 
-def test_rows_that_come_while_it_looks_are_no_loss(two, tmp_path):
-    one, _ = two
-    one.catch_up(60)
-    epoch = one.read("SELECT epoch FROM state")
-    with TrajectoryStore(tmp_path / "run" / "trajectories.sqlite") as store:
-        for number in range(4):
-            meanwhile(one, "_from_store", lambda number=number: store.add(trajectory(f"new{number}"), step=9))
-            one.catch_up(60)
-    assert one.read("SELECT epoch FROM state") == epoch
-    assert one.size[0] == MANY + 4
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_user_without_a_home_has_an_index_all_the_same(run, monkeypatch, tmp_path, there):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path if there else _no_home())
-    index = Index(run / "trajectories.sqlite")
+def test_rows_that_come_while_it_looks_are_no_loss(index):
     index.catch_up(60)
-    assert index.size[0] == 3
-    assert (tmp_path / ".cache" / "uirl" / "viewer").is_dir() is there
-    index.close()
-
-
-def _no_home():
-    raise RuntimeError("Could not determine home directory.")
+    epoch = index.read("SELECT epoch FROM state")
+    with TrajectoryStore(index.store) as store:
+        for number in range(4):
+            meanwhile(index, "_from_store", lambda number=number: store.add(trajectory(f"new{number}"), step=9))
+            index.catch_up(60)
+    assert index.read("SELECT epoch FROM state") == epoch
+    assert index.size[0] == MANY + 4
 
 
 def test_names_with_half_a_pair_lead_to_their_pages(client, run):

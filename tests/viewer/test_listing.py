@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.viewer.runs import make_run, trajectory
-from uirl.errors import StorageError
 from uirl.metrics import clustered_interval
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Failure
@@ -142,10 +141,3 @@ def test_a_damaged_store_hides_no_curves(client, run, content):
     assert (shown["trajectories"], shown["versions"]) == (None, None)
     assert "trajectories.sqlite" in shown["problem"]
     assert "still readable" not in shown["problem"]
-
-
-def test_only_what_can_be_read_is_called_readable(tmp_path):
-    (tmp_path / "t.sqlite").write_bytes(b"nonsense" * 999)
-    with pytest.raises(StorageError, match="no SQLite file") as error:
-        TrajectoryStore(tmp_path / "t.sqlite", read_only=True)
-    assert "readable" not in str(error.value)

@@ -120,18 +120,6 @@ def test_a_page_has_a_sample_first_and_is_told_when_there_is_more(client, run, m
     assert len(client.get("/api/runs/first/metrics.csv").text.splitlines()) == 1 + 3 + 3990
 
 
-def test_the_band_is_that_of_the_run(tmp_path):
-    """By instance, as the run says it: a row that does not say it has none, since its episodes share instances."""
-    path = tmp_path / "metrics.jsonl"
-    rows = [
-        {"step": 1, "success": 0.5, "count/judged_episodes": 4, "success_low": 0.1, "success_high": 0.9},
-        {"step": 2, "success": 0.5, "count/judged_episodes": 4, "trajectories": 8},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bands = [(row.get("success_low"), row.get("success_high")) for row in read_from(path).rows]
-    assert bands == [(0.1, 0.9), (None, None)]
-
-
 def test_the_newest_value_is_found_across_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "CHUNK", 64)
     path = tmp_path / "metrics.jsonl"

@@ -15,7 +15,7 @@ from tests.viewer.runs import make_run, passed, trajectory, turn
 from tests.viewer.screens import PHONE, SMALL, TARGET, WIDE, acted, clicked
 from uirl.types import PictureTransform, Trajectory, Verdict
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 

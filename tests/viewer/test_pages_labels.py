@@ -12,7 +12,7 @@ from tests.viewer.browsing import OpenTab, Tab, stored, stores
 from tests.viewer.runs import make_run, trajectory, turn
 from uirl.types import Observation
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SLOW = (
     "window.fetch = ((ask) => async (path, options) => { const answer = await ask(path, options);"

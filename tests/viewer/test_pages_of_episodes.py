@@ -19,7 +19,7 @@ from uirl.errors import StorageError
 from uirl.storage import LearnedTokens, RunDirectory, TrajectoryStore
 from uirl.types import Action, PictureTransform, ToolCall, Trajectory, Turn
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOKENS: dict[str, Any] = {"response_ids": (71, 72, 73), "rollout_log_probs": (-0.5, -4.0, -0.25)}
 

@@ -16,7 +16,7 @@ from uirl.viewer.export import UNSEEN as UNSEEN_IN
 from uirl.viewer.export import visible
 from uirl.viewer.runs import Runs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TURNED = "\u202eexe.gnp\u202c and \x1b[2J\x00"
 """An editor shows 'png.exe', and where the sequence stands nothing."""

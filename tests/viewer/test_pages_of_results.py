@@ -13,7 +13,7 @@ from tests.viewer.browsing import OpenTab, Tab, violations
 from tests.viewer.runs import make_run, trajectory
 from uirl.storage import TrajectoryStore
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SUMMARY = {
     "success_before": 0.55,

@@ -66,8 +66,9 @@ async def run_agent(
         sampling=sampling,
         limits=limits,
     )
+    task = spec.task if spec.environment_seed is None else replace(spec.task, seed=spec.environment_seed)
     try:
-        judged, gave_up = await _supervised(session, agent, _task_of(spec), limits.max_seconds)
+        judged, gave_up = await _supervised(session, agent, task, limits.max_seconds)
         reward, success, verdict = _judgement(judged)
     except BaseException:
         if session.open:
@@ -107,15 +108,12 @@ class AgentCollector:
         program = agent if agent is not None else self.agent
         return await play_all(
             specs,
-            lambda spec: self._run(spec, program),
+            partial(
+                run_agent, self.endpoint, program, sampling=self.sampling, limits=self.limits, reward_fn=self.reward_fn
+            ),
             slots=self._slots,
             retries=self.retries,
             on_finished=self.on_finished,
-        )
-
-    async def _run(self, spec: EpisodeSpec, program: AgentProgram) -> Trajectory:
-        return await run_agent(
-            self.endpoint, program, spec, sampling=self.sampling, limits=self.limits, reward_fn=self.reward_fn
         )
 
 
@@ -170,7 +168,3 @@ def _judgement(judged: Any) -> tuple[float | None, bool | None, Verdict | None]:
             f"an agent returns its total reward (a number), a Verdict or None; got {type(judged).__name__} "
             f"{judged!r:.80}"
         ) from error
-
-
-def _task_of(spec: EpisodeSpec) -> Task:
-    return spec.task if spec.environment_seed is None else replace(spec.task, seed=spec.environment_seed)

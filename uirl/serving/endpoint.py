@@ -170,24 +170,11 @@ class ModelEndpoint:
             limits=limits,
         )
 
-    @property
-    def open_sessions(self) -> list[AgentSession]:
-        """The sessions that nobody has finished."""
-        return list(self.sessions.active)
-
-    def grader_key(self, token: str) -> str:
-        """Return the secret that finishes the session with that token in its address, and opens nothing else."""
-        return self.sessions.grader_key(token)
-
-    def end_idle_sessions(self) -> None:
-        """End, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself
-        several times in that span."""
-        self.sessions.end_idle()
-
     async def _sweep(self) -> None:
+        """End, as failures, the sessions that nobody has used for `idle_seconds`, several times in that span."""
         while True:
             await asyncio.sleep(min(self.options.idle_seconds / 4, 30.0))
-            self.end_idle_sessions()
+            self.sessions.end_idle()
 
 
 def _server() -> ModuleType:

@@ -21,8 +21,8 @@ from uirl.http.server import listening, server_config
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireModel, dumps
 from uirl.serving.options import EndpointOptions
-from uirl.serving.protocol.answers import ResponsesWriter, Writer
-from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
+from uirl.serving.protocol.answers import writer_of
+from uirl.serving.protocol.chat_requests import ChatCall, CompletionCall, read_chat_call, read_completion_call
 from uirl.serving.protocol.fields import APIProblem, Text, parse, read_json
 from uirl.serving.protocol.responses_requests import read_responses_call
 from uirl.serving.rendering import beside_the_loop
@@ -116,35 +116,30 @@ class _Routes:
         """Return (method, path, handler) of every route; docs/endpoint.md says the same, and who may ask."""
         yield "GET", "/health", self.health
         for prefix in ("/v1", "/sessions/{token}/v1"):
-            yield "POST", f"{prefix}/chat/completions", self.chat
-            yield "POST", f"{prefix}/responses", self.respond
-            yield "POST", f"{prefix}/completions", self.complete
+            yield "POST", f"{prefix}/chat/completions", self.answers(read_chat_call)
+            yield "POST", f"{prefix}/responses", self.answers(read_responses_call)
+            yield "POST", f"{prefix}/completions", self.answers(read_completion_call)
             yield "GET", f"{prefix}/models", self.models
             yield "GET", f"{prefix}/models/{{name:path}}", self.model
         if self._options.remote_sessions:
             yield "POST", "/sessions", self.begin
             yield "POST", "/sessions/{token}/finish", self.finish
 
-    async def chat(self, request: Request) -> Response:
-        session = self._session(request)
-        call = await self._read(request, read_chat_call)
-        self._check_model(call.options.model, session)
-        answer = await _unless_gone(request, self._service.chat(call, session))
-        return _written(Writer(self._service.token_bytes, self._model_name, call.options, answer, chat=True))
+    def answers(self, read: Callable[[Any], ChatCall | CompletionCall]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler of the calls that `read` reads."""
 
-    async def respond(self, request: Request) -> Response:
-        session = self._session(request)
-        call = await self._read(request, read_responses_call)
-        self._check_model(call.chat.options.model, session)
-        answer = await _unless_gone(request, self._service.chat(call.chat, session))
-        return _written(ResponsesWriter(self._service.token_bytes, self._model_name, call, answer))
+        async def answered(request: Request) -> Response:
+            session = self._session(request)
+            call = await self._read(request, read)
+            self._check_model(call.options.model, session)
+            answer = await _unless_gone(request, self._service.answer(call, session))
+            writer = writer_of(self._service.token_bytes, self._model_name, call, answer)
+            if not call.options.stream:
+                return Response(dumps(writer.body()), media_type="application/json")
+            headers = {"cache-control": "no-cache"}
+            return StreamingResponse(writer.events(), media_type="text/event-stream", headers=headers)
 
-    async def complete(self, request: Request) -> Response:
-        session = self._session(request)
-        call = await self._read(request, read_completion_call)
-        self._check_model(call.options.model, session)
-        answer = await _unless_gone(request, self._service.complete(call, session))
-        return _written(Writer(self._service.token_bytes, self._model_name, call.options, answer, chat=False))
+        return answered
 
     async def models(self, request: Request) -> dict[str, Any]:
         self._session(request)
@@ -204,12 +199,6 @@ class _Routes:
         except ClientDisconnect as error:
             raise _gone() from error
         return await beside_the_loop(len(body), lambda: read(read_json(body)))
-
-
-def _written(writer: Writer | ResponsesWriter) -> Response:
-    if not writer.streams:
-        return Response(dumps(writer.body()), media_type="application/json")
-    return StreamingResponse(writer.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:

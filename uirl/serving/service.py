@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from uirl.errors import EngineFailure, PromptTooLong, SamplingRefused
@@ -35,8 +36,11 @@ class _Call:
     param: str
     """The field in which the prompt came."""
     options: CallOptions
-    read: Callable[[Generation, str], Reply]
-    """(what was sampled, the text it was given to begin with) -> the reply."""
+    decode: Callable[[Sequence[int]], str]
+    parser: ActionParser | None = None
+    """Reads the calls in a reply; None: it is text."""
+    offered: Collection[str] = ()
+    """Names of the tools the client has."""
     note: Mapping[str, Any] = field(default_factory=dict)
     """For the record of every turn."""
     choice: ToolChoice = AS_IT_LIKES
@@ -82,60 +86,40 @@ class ModelService:
         self.lengths = LengthCheck(self.loaded.tokenizer, self.max_context)
         self.token_bytes = TokenBytes(self.loaded)
 
-    async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
-        """Answer a chat call, recorded in `session` (None: nowhere)."""
+    async def answer(self, call: ChatCall | CompletionCall, session: AgentSession | None) -> Answer:
+        """Answer a call, recorded in `session` (None: nowhere)."""
         with self._admitted(), nullcontext() if session is None else session.call():
-            self._check_pictures(call)
             transcript = Transcript() if session is None else session.transcript
-            # a picture may be as large as it likes in few bytes, and a message of few characters costs as much as many:
-            # its key has its role and its calls too
-            size = len(call.tools_key) + sum(len(m.key) for m in call.messages)
-            size = SMALL + 1 if any(m.message.images for m in call.messages) else size
-            chat, prompt = await beside_the_loop(size, lambda: self._chat_prompt(call, transcript))
-            for shot in prompt.new_images:
+            if isinstance(call, ChatCall):
+                self._check_pictures(call)
+                ready = await beside_the_loop(_size_of(call), lambda: self._of_messages(call, transcript))
+            else:
+                # it is compared with everything that was recorded
+                size = len(call.prompt) * (1 + len(transcript.exchanges))
+                ready = await beside_the_loop(size, lambda: self._of_prompt(call, transcript))
+            for shot in ready.prompt.new_images:
                 self.images.put(shot)
-            offered = {tool["function"]["name"] for tool in call.tools}
-            parser = self.parser.for_tools(call.tools)
+            return await self._answer(ready, session)
 
-            def read(generation: Generation, opening: str) -> Reply:
-                cut, text = cut_at_stop(generation, chat.decode, call.options.stop)
-                if offered and call.choice.reads_calls:
-                    return tool_reply(cut, opening + text, self._ended(cut), parser, offered, prompt.ids)
-                return text_reply(cut, opening + text, self._ended(cut))
-
-            note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
-            note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.mode}
-            return await self._answer(_Call(prompt, "messages", call.options, read, note, call.choice, chat), session)
-
-    def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
+    def _of_messages(self, call: ChatCall, transcript: Transcript) -> _Call:
         self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
         chat = self.renderers.get(call.tools_key, call.tools)
         with rendering("messages"):
-            return chat, transcript.chat_prompt(call.messages, call.tools_key, chat)
+            prompt = transcript.chat_prompt(call.messages, call.tools_key, chat)
+        note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
+        note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.mode}
+        reads = call.tools and call.choice.reads_calls
+        parser = self.parser.for_tools(call.tools) if reads else None
+        offered = frozenset(tool["function"]["name"] for tool in call.tools)
+        return _Call(prompt, "messages", call.options, chat.decode, parser, offered, note, call.choice, chat)
 
-    async def complete(self, call: CompletionCall, session: AgentSession | None) -> Answer:
-        """Answer a plain completion, recorded in `session` (None: nowhere)."""
-        with self._admitted(), nullcontext() if session is None else session.call():
-            transcript = Transcript() if session is None else session.transcript
-            tokenizer = self.loaded.tokenizer
-            # it is compared with everything that was recorded
-            size = len(call.prompt) * (1 + len(transcript.exchanges))
-            prompt = await beside_the_loop(size, lambda: self._plain_prompt(call.prompt, transcript))
-
-            def decode(ids: object) -> str:
-                return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-            def read(generation: Generation, opening: str) -> Reply:
-                cut, text = cut_at_stop(generation, decode, call.options.stop)
-                return text_reply(cut, opening + text, self._ended(cut))
-
-            return await self._answer(_Call(prompt, "prompt", call.options, read), session)
-
-    def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
-        ids, text = self._ids_and_text(prompt)
+    def _of_prompt(self, call: CompletionCall, transcript: Transcript) -> _Call:
+        ids, text = self._ids_and_text(call.prompt)
         if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
             raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
-        return transcript.token_prompt(ids, text, (Message("user", text),))
+        prompt = transcript.token_prompt(ids, text, (Message("user", text),))
+        decode = partial(self.loaded.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return _Call(prompt, "prompt", call.options, decode)
 
     def _ids_and_text(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """(ids, text) of the prompt of a completion. Raises a 400 where it cannot fit or is not this model's."""
@@ -193,7 +177,7 @@ class ModelService:
     async def _drawn(self, request: GenerationRequest, call: _Call) -> list[_Drawn]:
         """Return the replies to one request: the last is what the client gets, one before it was not as it is
         wanted."""
-        first = _Drawn(request, call.read(await self._generate(request, call), ""))
+        first = _Drawn(request, self._read(call, await self._generate(request, call)))
         missed = call.choice.missed(first.reply)
         if missed is None:
             return [first]
@@ -202,9 +186,8 @@ class ModelService:
         if again is None:
             return [first.short_of(missed)]
         generation = await self._generate(again, call)
-        second = _Drawn(
-            again, replace(call.read(generation, opening), opening_ids=ids), {"given": opening} if opening else {}
-        )
+        reply = replace(self._read(call, generation, opening), opening_ids=ids)
+        second = _Drawn(again, reply, {"given": opening} if opening else {})
         lacks = call.choice.missed(second.reply)
         return [first.short_of(missed), second if lacks is None else second.short_of(lacks)]
 
@@ -282,9 +265,18 @@ class ModelService:
             self._stop_ids[word] = ids if len(ids) == 1 else ()
         return self._stop_ids[word]
 
-    def _ended(self, generation: Generation) -> bool:
-        return (
-            generation.finish_reason == "stop"
-            and generation.token_ids[-1:] != ()
-            and generation.token_ids[-1] in self.loaded.end_ids
-        )
+    def _read(self, call: _Call, generation: Generation, opening: str = "") -> Reply:
+        """Return the reply that was sampled behind `opening`."""
+        cut, text = cut_at_stop(generation, call.decode, call.options.stop)
+        ended = cut.finish_reason == "stop" and bool(cut.token_ids) and cut.token_ids[-1] in self.loaded.end_ids
+        if call.parser is None:
+            return text_reply(cut, opening + text, ended)
+        return tool_reply(cut, opening + text, ended, call.parser, call.offered, call.prompt.ids)
+
+
+def _size_of(call: ChatCall) -> int:
+    """Return what the work on a call grows with. A picture may be as large as it likes in few bytes, and a message of
+    few characters costs as much as many: its key has its role and its calls too."""
+    if any(message.message.images for message in call.messages):
+        return SMALL + 1
+    return len(call.tools_key) + sum(len(message.key) for message in call.messages)

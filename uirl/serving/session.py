@@ -58,6 +58,7 @@ class AgentSession:
         sampling: SamplingParams | None = None,
         limits: EpisodeLimits = NO_LIMITS,
         for_training: bool = True,
+        on_finished: Callable[[AgentSession, Trajectory], None] | None = None,
     ) -> None:
         self.id, self.task, self.limits, self.sampling = id, task, limits, sampling
         self.token = secrets.token_urlsafe(18)
@@ -72,7 +73,7 @@ class AgentSession:
         self.last_used = time.monotonic()
         self.for_training = for_training
         self._group_id, self._environment_seed, self._sampling_seed = group_id, environment_seed, sampling_seed
-        self._transcript = Transcript()
+        self.transcript = Transcript()
         self._caches: dict[str, Exchange | None] = {}
         self._draws: Counter[str] = Counter()
         self._calls: set[asyncio.Task[Any] | None] = set()
@@ -84,7 +85,7 @@ class AgentSession:
         that is how the episode ends."""
         self._started = time.perf_counter()
         self._record: Trajectory | None = None
-        self._on_finished: list[Callable[[AgentSession, Trajectory], None]] = []
+        self._on_finished = on_finished
 
     @property
     def open(self) -> bool:
@@ -94,11 +95,7 @@ class AgentSession:
     @property
     def turns(self) -> int:
         """Calls that were answered so far."""
-        return sum(exchange.sent for exchange in self._transcript.exchanges)
-
-    @property
-    def transcript(self) -> Transcript:
-        return self._transcript
+        return sum(exchange.sent for exchange in self.transcript.exchanges)
 
     def finish(
         self,
@@ -130,9 +127,9 @@ class AgentSession:
     ) -> Trajectory:
         if self._record is not None:
             raise ContractError(f"session {self.id} is over ({self._record.stop_reason}); a record is finished once")
-        if not self._transcript.exchanges and self.overlong:
+        if not self.transcript.exchanges and self.overlong:
             self.fail(PromptTooLong("the agent's first prompt leaves no room for a reply in the model's context"))
-        if not self._transcript.exchanges:
+        if not self.transcript.exchanges:
             self.fail(EnvironmentFailure("the agent made no call that was answered; is its client given base_url?"))
         self._record = record = self._trajectory(success, verdict)
         for call in self._calls:
@@ -145,18 +142,14 @@ class AgentSession:
             except RolloutFailure as error:
                 self.fail(error)
                 record.failure, record.stop_reason = self.failure, "failure"
-        for hear in self._on_finished:
-            hear(self, record)
+        if self._on_finished is not None:
+            self._on_finished(self, record)
         return record
 
     def fail(self, error: RolloutFailure) -> None:
         """Record that the episode is no evidence. The first failure stands."""
         if self.failure is None:
             self.failure = Failure(error.kind, str(error), self.turns)
-
-    def on_finished(self, hear: Callable[[AgentSession, Trajectory], None]) -> None:
-        """`hear(session, trajectory)` is called when the record is finished."""
-        self._on_finished.append(hear)
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -235,9 +228,9 @@ class AgentSession:
             )
         if not generation.token_ids:
             raise EngineFailure("the engine returned an empty reply")
-        self._transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id, sent=sent)
+        self.transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id, sent=sent)
         self.overlong = False
-        self._caches[cache_id] = self._transcript.exchanges[-1] if sent else None
+        self._caches[cache_id] = self.transcript.exchanges[-1] if sent else None
         self._metrics["response_tokens"] += len(generation.token_ids)
         self._metrics["parse_errors"] += int(reply.action.parse_error is not None)
 
@@ -252,7 +245,7 @@ class AgentSession:
                 retry=False,
             )
         limits = self.limits
-        tokens = sum(len(e.new_ids) + len(e.response_ids) for e in self._transcript.exchanges)
+        tokens = sum(len(e.new_ids) + len(e.response_ids) for e in self.transcript.exchanges)
         if self.turns + len(self._calls) >= limits.max_turns:
             self._limit = "max_turns"
         elif limits.max_tokens is not None and tokens >= limits.max_tokens:
@@ -268,7 +261,7 @@ class AgentSession:
         metrics = {**self._metrics, "seconds": time.perf_counter() - self._started}
         if success is not None:
             metrics["success"] = float(success)
-        turns = self._transcript.turns()
+        turns = self.transcript.turns()
         if turns:
             turns[-1] = replace(turns[-1], terminated=self.limit is None)
         return Trajectory(
@@ -323,9 +316,9 @@ class OpenSessions:
             task if isinstance(task, Task) else Task(task or "agent"),
             self.url,
             for_training=self._options.for_training,
+            on_finished=self._finished,
             **options,
         )
-        session.on_finished(self._finished)
         return self.active.add(session.token, session)
 
     def grader_key(self, token: str) -> str:

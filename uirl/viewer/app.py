@@ -149,8 +149,7 @@ class Api:
 
     def metrics_csv(self, request: Request) -> Response:
         run = self._run(request)
-        headers = {**FRESH, "content-disposition": f'attachment; filename="{run.key}-metrics.csv"'}
-        return StreamingResponse(run.curves.csv(), headers=headers, media_type="text/csv")
+        return StreamingResponse(run.curves.csv(), headers=_kept_as(f"{run.key}-metrics.csv"), media_type="text/csv")
 
     def facets(self, request: Request) -> Response:
         run = self._run(request)
@@ -195,7 +194,7 @@ class Api:
     def export_page(self, request: Request) -> Response:
         run, id = self._run(request), _id(request)
         shown_episode = episode(run, id, self._row(run, id))
-        headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
+        headers = _kept_as(f"{clean_run_name(id)[:80]}.html") | {"content-security-policy": PAGE_POLICY}
 
         def pieces() -> Iterator[bytes]:
             for piece in page_of(shown_episode, run.store):
@@ -236,10 +235,8 @@ class Api:
 
     def labels(self, request: Request) -> Response:
         run = self._run(request)
-        headers = {**FRESH, "content-disposition": f'attachment; filename="{run.key}-labels.csv"'}
-        return Response(
-            write_sheet(run.labels.all()).encode("utf-8", "replace"), headers=headers, media_type="text/csv"
-        )
+        sheet = write_sheet(run.labels.all()).encode("utf-8", "replace")
+        return Response(sheet, headers=_kept_as(f"{run.key}-labels.csv"), media_type="text/csv")
 
     async def import_labels(self, request: Request) -> Response:
         body = await _body(request, SHEET)
@@ -318,8 +315,9 @@ def _id(request: Request, name: str = "id") -> str:
     return id[1:] if id in ("\0.", "\0..") else id
 
 
-def _attachment(id: str, ending: str) -> str:
-    return f'attachment; filename="{clean_run_name(id)[:80]}.{ending}"'
+def _kept_as(file: str) -> dict[str, str]:
+    """Return the headers of an answer that is saved as a file of this name."""
+    return {**FRESH, "content-disposition": f'attachment; filename="{file}"'}
 
 
 def _whole(request: Request, name: str) -> int:

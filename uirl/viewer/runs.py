@@ -60,6 +60,7 @@ class Run:
         self._patience = patience
         labels = self.folder / FILE if self.is_folder else path.with_name(f"{path.stem}.{FILE}")
         self.labels = LabelStore(labels, patience=patience)
+        self.metrics_path = self.directory.metrics_path if self.is_folder else path.with_suffix(".metrics.jsonl")
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
         self.used = time.monotonic()
@@ -68,10 +69,6 @@ class Run:
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
         self._counted: tuple[tuple[Any, ...], float, Outcomes | int | StorageError] | None = None
         self._kept: dict[str, tuple[Any, Any]] = {}
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.directory.metrics_path if self.is_folder else self.path.with_suffix(".metrics.jsonl")
 
     @property
     def config_path(self) -> Path:
@@ -101,8 +98,7 @@ class Run:
         """Return when each of its files was written last; None: it is not there. A log without content says nothing:
         whoever reads a store makes one."""
         log = Path(f"{self.store_path}-wal")
-        times = [modified(path) for path in (self.metrics_path, self.store_path)]
-        return [*times, modified(log) if _size(log) else None]
+        return [modified(self.metrics_path), modified(self.store_path), modified(log, least=1)]
 
     @property
     def is_followed(self) -> bool:
@@ -254,19 +250,14 @@ def _state_of(store: Path) -> tuple[tuple[int, int] | None, tuple[Any, ...]]:
     return (None if first is None else (first.st_dev, first.st_ino)), written
 
 
-def modified(path: Path) -> float | None:
-    """Return when a file was written last, in seconds since 1970; None: it is not there, or cannot be looked at."""
+def modified(path: Path, least: int = 0) -> float | None:
+    """Return when a file was written last, in seconds since 1970; None: it is not there, cannot be looked at, or has
+    fewer bytes than `least`."""
     try:
-        return path.stat().st_mtime
+        status = path.stat()
     except OSError:
         return None
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return status.st_mtime if status.st_size >= least else None
 
 
 def _planned(path: Path) -> int | None:

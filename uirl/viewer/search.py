@@ -109,7 +109,7 @@ def line_of(index: Index, id: str) -> dict[str, Any] | None:
 def facets(index: Index) -> dict[str, list[tuple[Any, int]]]:
     """Return the values of each facet with their counts, the frequent ones first; those that were counted last, where
     no row has come since."""
-    newest = (*index.read("SELECT count(*), max(number) FROM rows")[0], *index.read("PRAGMA data_version")[0])
+    newest = index.read("SELECT count(*), max(number) FROM rows")[0]
     if index.counted is not None and index.counted[0] == newest:
         return index.counted[1]
     found = {}
@@ -197,9 +197,7 @@ _CONDITIONS: dict[str, Callable[[str], tuple[str, list[Any]]]] = {
     "step_from": lambda value: ("rows.step >= ?", [whole("step_from", value)]),
     "step_to": lambda value: ("rows.step <= ?", [whole("step_to", value)]),
     "stop_reason": _equal("rows.stop_reason"),
-    "failure": lambda value: (
-        ("rows.failure IS NOT NULL", []) if value == "any" else _equal("rows.failure", "none")(value)
-    ),
+    "failure": lambda value: ("rows.failure IS NOT NULL", []) if value == "any" else _FAILURE(value),
     "split": _equal("rows.split"),
     "level": _equal("rows.level"),
     "group": _equal("rows.group_id"),

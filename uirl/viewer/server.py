@@ -12,10 +12,8 @@ import uvicorn
 
 from uirl.errors import ConfigError
 from uirl.http.server import address_of, is_loopback, listening, server_config
-from uirl.runtime.files import cache_folder
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
-from uirl.viewer.index import remove_unused
 from uirl.viewer.runs import Runs
 
 GRACE = 2
@@ -49,8 +47,6 @@ def serve(
         )
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    with contextlib.suppress(OSError):
-        remove_unused(cache_folder("viewer"))
     runs = Runs(paths)
     with listening(host, port, "give another --port") as listener:
         bound = int(listener.getsockname()[1])

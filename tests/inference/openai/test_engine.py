@@ -29,20 +29,24 @@ async def test_passing_trouble_is_waited_out(make: Any, lm: LoadedModel) -> None
     assert await engine.generate(asked) == expected
 
 
+SHAPES = [
+    (Answer([1]), r"answer is \[1\]; expected an object"),
+    (Answer({"choices": []}), "choices has 0 items; expected at least 1"),
+    (Answer({"choices": [3]}), r"choices\[0\] is 3; expected an object"),
+    (Answer({"choices": [{"finish_reason": "stop"}]}), r"choices\[0\]\.(message|text|token_ids) is missing"),
+]
+LOST = [
+    (Answer("<html>", 502), "502 Bad Gateway"),
+    (Answer("no JSON"), "no JSON: 'no JSON'"),
+    (Answer({"error": "late"}, seconds=1.0), "no answer within 0.3 s"),
+    (Answer({"x": "y" * 99}, keep=0.5), "the connection broke"),
+]
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Answer("<html>", 502), "502 Bad Gateway"),
-        (Answer("no JSON"), "no JSON: 'no JSON'"),
-        (Answer([1]), r"answer is \[1\]; expected an object"),
-        (Answer({"choices": []}), "choices has 0 items; expected at least 1"),
-        (Answer({"choices": [3]}), r"choices\[0\] is 3; expected an object"),
-        (Answer({"choices": [{"finish_reason": "stop"}]}), r"choices\[0\]\.(message|text|token_ids) is missing"),
-        (Answer({"error": "late"}, seconds=2.0), "no answer within 0.3 s"),
-        (Answer({"x": "y" * 99}, keep=0.5), "the connection broke"),
-    ],
+    ("grade", "fault", "message"),
+    [(grade, *shape) for grade in ("ids", "text", "chat") for shape in SHAPES] + [("ids", *lost) for lost in LOST],
 )
-@pytest.mark.parametrize("grade", ["ids", "text", "chat"])
 async def test_every_fault_is_a_typed_failure(
     make: Any, lm: LoadedModel, grade: str, fault: Answer, message: str
 ) -> None:

@@ -105,8 +105,9 @@ async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: 
     assert made.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("grade", ["ids", "text", "chat"])
-@pytest.mark.parametrize("no_limit", [(-1,), (0,), (-1, 0)])
+@pytest.mark.parametrize(
+    ("grade", "no_limit"), [("ids", (-1,)), ("ids", (0,)), ("ids", (-1, 0)), ("text", (0,)), ("chat", (-1,))]
+)
 async def test_what_a_server_does_by_itself_does_not_apply(
     make: Any, lm: LoadedModel, grade: str, no_limit: tuple[int, ...]
 ) -> None:
@@ -132,7 +133,7 @@ async def test_a_server_that_takes_none_of_it_is_asked_without(
     make: Any, lm: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, server = make(lm, "chat")
-    with caplog.at_level(logging.INFO, "uirl.inference.openai.engine"):
+    with caplog.at_level(logging.INFO, "uirl.inference.openai.probe"):
         await engine.generate(asked_of(ChatRenderer(lm)))
     assert {"presence_penalty", "frequency_penalty"} <= set(server.seen[-1].body)
     assert not {"top_k", "min_p", "repetition_penalty"} & set(server.seen[-1].body)

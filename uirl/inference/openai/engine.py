@@ -18,10 +18,8 @@ apart from its answer (`reasoning_content`) is not part of the reply.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,21 +38,10 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.openai.answers import ChatAnswer, FinishReason, TextAnswer, TokenAnswer
-from uirl.inference.openai.probe import (
-    NEUTRAL,
-    TokenAbility,
-    chat_probe,
-    choose_model,
-    probe_chat,
-    probe_neutral,
-    probe_text,
-    probe_tokens,
-    text_probe,
-)
+from uirl.inference.openai.probe import CHAT, COMPLETIONS, ServerProbe, TokenAbility
 from uirl.inference.openai.wire import reply_text, wire_messages
 from uirl.inference.servers import server_client
 from uirl.runtime.limits import whole_characters
-from uirl.runtime.once import Once
 from uirl.runtime.wire import WireAnswer, WireError
 
 if TYPE_CHECKING:
@@ -62,8 +49,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=WireAnswer)
 
-_LOG = logging.getLogger(__name__)
-_COMPLETIONS, _CHAT = "/completions", "/chat/completions"
 OPENAI = "https://api.openai.com/v1"
 _FINISHED: dict[FinishReason, str] = {
     "stop": "stop",
@@ -99,13 +84,9 @@ class OpenAIInferenceEngine(InferenceEngine):
         self.loaded = loaded
         self.policy_version = 0
         self.tools = [dict(tool) for tool in tools]
-        self._client, self._named_model, self._max_context = client, model, max_context
+        self._client, self._max_context = client, max_context
+        self._server = ServerProbe(client, loaded, model)
         self._text_parts = text_parts
-        self._model = Once(self._choose_model)
-        self._tokens = Once(self._probe_tokens)
-        self._text = Once(self._probe_text)
-        self._chat = Once(self._probe_chat)
-        self._neutral = {path: Once(partial(self._probe_neutral, path)) for path in (_COMPLETIONS, _CHAT)}
         self._renderer: ChatRenderer | None = None
         self._controls = ControlTokens(loaded)
         self._counters = Counters()
@@ -123,7 +104,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     # -- the contract ------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        ability = None if request.images else await self._tokens.get()
+        ability = None if request.images else await self._server.tokens.get()
         started = time.perf_counter()
         if ability is not None:
             generation = await self._from_ids(request, ability)
@@ -155,12 +136,12 @@ class OpenAIInferenceEngine(InferenceEngine):
         sampling, ends = request.sampling, {*self.loaded.end_ids, *request.sampling.stop_token_ids}
         plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0
         body = {
-            "model": await self._model.get(),
+            "model": await self._server.model.get(),
             "prompt": list(request.prompt_ids),
             "max_tokens": self._max_tokens(request),
             "logprobs": 1,
             "return_token_ids": True,
-            **await self._sampling(sampling, _COMPLETIONS),
+            **await self._sampling(sampling, COMPLETIONS),
         }
         bans = ability.takes_bias and bool(self.loaded.banned_ids)
         if bans:
@@ -169,7 +150,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             body["stop_token_ids"] = sorted(ends)
         elif sampling.stop_token_ids:
             raise ContractError(f"{self._client.base_url} takes no stop_token_ids; sample without")
-        answer = await self._ask(TokenAnswer, _COMPLETIONS, body)
+        answer = await self._ask(TokenAnswer, COMPLETIONS, body)
         ids, reason = tuple(answer.choice.token_ids), _FINISHED[answer.choice.finish_reason]
         if not 1 <= len(ids) <= sampling.max_tokens:
             raise self._misshapen(f"1 to {sampling.max_tokens} token ids", answer)
@@ -193,12 +174,12 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     async def _from_words(self, request: GenerationRequest) -> Generation:
         """Generate a response as text, and encode it for the record."""
-        limit = await self._chat.get() if request.messages else None
+        limit = await self._server.chat.get() if request.messages else None
         if limit is not None:
-            chat = (await self._ask(ChatAnswer, _CHAT, await self._chat_body(request, limit))).choice
+            chat = (await self._ask(ChatAnswer, CHAT, await self._chat_body(request, limit))).choice
             text, reason = reply_text(chat.message), _FINISHED[chat.finish_reason]
-        elif not request.images and await self._text.get():
-            choice = (await self._ask(TextAnswer, _COMPLETIONS, await self._text_body(request))).choice
+        elif not request.images and await self._server.text.get():
+            choice = (await self._ask(TextAnswer, COMPLETIONS, await self._text_body(request))).choice
             text, reason = whole_characters(choice.text), _FINISHED[choice.finish_reason]
         else:
             missing = "no messages were given" if not request.messages else "it answers no messages of this model"
@@ -211,20 +192,20 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     async def _chat_body(self, request: GenerationRequest, limit: str) -> dict[str, Any]:
         body = {
-            "model": await self._model.get(),
+            "model": await self._server.model.get(),
             "messages": wire_messages(request.messages, text_parts=self._text_parts),
             limit: self._max_tokens(request),
-            **await self._sampling(request.sampling, _CHAT),
+            **await self._sampling(request.sampling, CHAT),
             **self._stop_words(request.sampling),
         }
         return body | ({"tools": self.tools} if self.tools else {})
 
     async def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
         return {
-            "model": await self._model.get(),
+            "model": await self._server.model.get(),
             "prompt": self._as_text(request.prompt_ids),
             "max_tokens": self._max_tokens(request),
-            **await self._sampling(request.sampling, _COMPLETIONS),
+            **await self._sampling(request.sampling, COMPLETIONS),
             **self._stop_words(request.sampling),
         }
 
@@ -256,7 +237,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     async def _sampling(self, params: SamplingParams, path: str) -> dict[str, Any]:
         """Return the fields that say how to sample: all that the server takes, because it has defaults of its own."""
         fields: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
-        fields |= await self._neutral[path].get()
+        fields |= await self._server.neutral[path].get()
         if params.top_k > 0:
             fields["top_k"] = params.top_k
         return fields | ({} if params.seed is None else {"seed": params.seed})
@@ -286,28 +267,3 @@ class OpenAIInferenceEngine(InferenceEngine):
         return EngineFailure(
             f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got.write()))}"
         )
-
-    async def _choose_model(self) -> str:
-        return self._named_model or await choose_model(self._client, self.loaded.name)
-
-    async def _probe_tokens(self) -> TokenAbility | None:
-        neutral = await self._neutral[_COMPLETIONS].get()
-        ability = await probe_tokens(self._client, await self._model.get(), self.loaded, neutral)
-        how = ability or "text only: replies have no log-probs"
-        _LOG.info("%s serves %s: %s", self._client.base_url, await self._model.get(), how)
-        return ability
-
-    async def _probe_neutral(self, path: str) -> dict[str, float]:
-        model = await self._model.get()
-        limit = await self._chat.get() if path == _CHAT else None
-        body = text_probe(model) if path == _COMPLETIONS else chat_probe(model, limit or "max_tokens")
-        taken = await probe_neutral(self._client, path, body)
-        if taken and (others := [name for name in NEUTRAL if name not in taken]):
-            _LOG.info("%s%s takes no %s: its own hold, if it has any", self._client.base_url, path, ", ".join(others))
-        return taken
-
-    async def _probe_text(self) -> bool:
-        return await probe_text(self._client, await self._model.get())
-
-    async def _probe_chat(self) -> str | None:
-        return await probe_chat(self._client, await self._model.get())

@@ -15,8 +15,7 @@ from typing import Any
 
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.runtime.wire import dumps
-from uirl.serving.protocol.chat_requests import CallOptions
-from uirl.serving.protocol.responses_requests import ResponsesCall
+from uirl.serving.protocol.chat_requests import CallOptions, ChatCall, CompletionCall
 from uirl.serving.replies import Answer, Reply
 from uirl.types import ToolCall
 
@@ -29,11 +28,9 @@ class Writer:
     """Writes the answer to a call of chat completions, or of completions. A null and an absent field differ for
     clients."""
 
-    def __init__(
-        self, token_bytes: TokenBytes, model: str, options: CallOptions, answer: Answer, *, chat: bool
-    ) -> None:
-        self._token_bytes, self._options, self._answer, self._chat = token_bytes, options, answer, chat
-        self.streams = options.stream
+    def __init__(self, token_bytes: TokenBytes, model: str, call: ChatCall | CompletionCall, answer: Answer) -> None:
+        self._token_bytes, self._options, self._answer = token_bytes, call.options, answer
+        self._chat = chat = isinstance(call, ChatCall)
         self._head: JSON = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if chat else "text_completion",
@@ -114,9 +111,8 @@ class ResponsesWriter:
     """Writes the answer to a call of responses, where all fields are written: that API has a null where there is
     nothing."""
 
-    def __init__(self, token_bytes: TokenBytes, model: str, call: ResponsesCall, answer: Answer) -> None:
-        self._token_bytes, self._options, self._answer = token_bytes, call.chat.options, answer
-        self.streams = self._options.stream
+    def __init__(self, token_bytes: TokenBytes, model: str, call: ChatCall, answer: Answer) -> None:
+        self._token_bytes, self._options, self._answer = token_bytes, call.options, answer
         (self._reply,) = answer.replies
         self._name = uuid.uuid4().hex
         self._begun: JSON = {
@@ -135,7 +131,7 @@ class ResponsesWriter:
             "store": False,
             "text": {"format": {"type": "text"}},
             "truncation": "disabled",
-            **call.echo,
+            **(call.echo or {}),
         }
 
     def body(self) -> JSON:
@@ -212,6 +208,15 @@ class ResponsesWriter:
             called = {"call_id": call.id, "name": call.name, "arguments": _arguments(call)}
             items.append({"id": f"fc_{self._name}_{number}", "type": "function_call", "status": "completed", **called})
         return items
+
+
+def writer_of(
+    token_bytes: TokenBytes, model: str, call: ChatCall | CompletionCall, answer: Answer
+) -> Writer | ResponsesWriter:
+    """Return what writes the answer to a call, in the words of its API."""
+    if isinstance(call, ChatCall) and call.echo is not None:
+        return ResponsesWriter(token_bytes, model, call, answer)
+    return Writer(token_bytes, model, call, answer)
 
 
 def _message(reply: Reply) -> JSON:

@@ -163,7 +163,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A call of /v1/chat/completions."""
+    """A call of /v1/chat/completions or /v1/responses."""
 
     options: CallOptions
     messages: tuple[WireMessage, ...]
@@ -173,6 +173,8 @@ class ChatCall:
     ignored: tuple[str, ...] = ()
     """Fields of replies that were sent back which were passed over (`WireMessage.ignored`)."""
     choice: ToolChoice = AS_IT_LIKES
+    echo: Mapping[str, Any] | None = None
+    """What an answer of /v1/responses repeats of the request; None: it is not asked for by that API."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ and to the record whichever API it goes through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -49,15 +48,6 @@ from uirl.types import ToolCall
 
 _LOG_PROBS = "message.output_text.logprobs"
 _Stateful = Annotated[Any, only(why="nothing is kept between calls; send all items as input")]
-
-
-@dataclass(frozen=True, slots=True)
-class ResponsesCall:
-    """A call of /v1/responses."""
-
-    chat: ChatCall
-    echo: Mapping[str, Any] = field(default_factory=dict)
-    """What the answer repeats of the request."""
 
 
 class _TextOptions(WireModel):
@@ -145,7 +135,7 @@ _ITEMS: dict[str, type[WireModel]] = {
 _ROLES: dict[str, type[WireModel]] = {"system": _Message, "developer": _Message, "user": _Message, "assistant": _Reply}
 
 
-def read_responses_call(value: Any) -> ResponsesCall:
+def read_responses_call(value: Any) -> ChatCall:
     """Read the call in the JSON of a request. Raises a 400 that names the field."""
     request = parse(ResponsesRequest, value)
     messages = _read_input(request.input, request.instructions)
@@ -162,7 +152,7 @@ def read_responses_call(value: Any) -> ResponsesCall:
         "tools": request.tools,
         "top_p": request.top_p,
     }
-    return ResponsesCall(ChatCall(options, messages, tools, tools_key(tools), notes_of(messages), choice), echo)
+    return ChatCall(options, messages, tools, tools_key(tools), notes_of(messages), choice, echo)
 
 
 def _read_input(value: Any, instructions: str) -> tuple[WireMessage, ...]:
