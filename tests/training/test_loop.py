@@ -375,8 +375,3 @@ def test_nothing_to_measure_is_said(tmp_path: Path) -> None:
         measure(tmp_path)
     with pytest.raises(ConfigError, match="expected 1 <= tries <= episodes, got tries=3 and episodes=2"):
         measure(tmp_path, episodes=2, tries=3)
-
-
-def test_wrong_tasks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="dataset item 1"):
-        RayPPOTrainer(settings(tmp_path), dataset=["a goal", 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ import pytest
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
 from uirl import RayPPOTrainer
+from uirl.errors import RolloutFailure
+from uirl.metrics import clustered_interval
 from uirl.rollout.episode import EpisodeSpec
-from uirl.training.evaluation.evaluation import evaluate_episodes, report_on
-from uirl.training.evaluation.measure import locate
+from uirl.training.evaluation.evaluation import evaluate_episodes, report_on, require_evidence
+from uirl.training.evaluation.measure import locate, saved_as
+from uirl.training.record.instances import fingerprint
+from uirl.training.record.progress import percent
 from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Failure, Task, Trajectory
+from uirl.types import Failure, Observation, Task, Trajectory, Turn
 
 
 class Played:
@@ -92,6 +96,22 @@ def told(name: str, group: str, success: bool | None, reward: float, *, failed: 
     return trajectory
 
 
+@pytest.mark.parametrize(
+    ("named", "there", "found"),
+    [
+        ("checkpoint_step_1000.pt", "step_001000", "step_001000"),
+        ("checkpoint_step_7", "step_000007", "step_000007"),
+        ("checkpoint_step_7.pt", "step_000008", "checkpoint_step_7.pt"),
+        ("checkpoint_step_7", "checkpoint_step_7", "checkpoint_step_7"),
+        ("checkpoint_step_x.pt", "step_000007", "checkpoint_step_x.pt"),
+        ("nowhere", "step_000007", "nowhere"),
+    ],
+)
+def test_a_checkpoint_may_be_named_as_in_the_document(named: str, there: str, found: str, tmp_path: Path) -> None:
+    (tmp_path / there).mkdir()
+    assert saved_as(tmp_path / named) == tmp_path / found
+
+
 def test_the_config_of_a_checkpoint_is_its_own_and_else_that_of_its_run(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
     checkpoint.mkdir(parents=True)
@@ -132,16 +152,42 @@ def test_a_report_on_nothing_says_nothing() -> None:
     assert report.pass_at_k == {}
 
 
-def test_a_report_as_plain_data_has_everything_but_the_episodes() -> None:
-    played = [Trajectory(f"t{i}", Task("a"), metrics={"success": float(i < 3)}) for i in range(4)]
-    report = report_on(played)
-    plain = report.to_dict()
-    assert set(plain) == {f.name for f in fields(report)} - {"trajectories", "tally"} | {
-        "excluded",
-        "first_failure",
-        "result",
+def test_a_report_as_plain_data_and_as_metrics() -> None:
+    played = [Trajectory(f"t{i}", Task("a"), group_id=f"g{i}", metrics={"success": float(i < 3)}) for i in range(4)]
+    for i, one in enumerate(played):
+        one.turns = [Turn(Observation(f"q{i}"), reward=float(i))]
+    lost = Trajectory("f", Task("a"), failure=Failure("judge", "no answer"))
+    report = report_on([*played, lost], trained={fingerprint(played[3]) or ""})
+    interval = clustered_interval([(True, 1)] * 3 + [(False, 1)])
+    unseen = {"episodes": 3, "instances": 3, "success": 1.0, "interval": list(clustered_interval([(True, 1)] * 3))}
+    words = "75.0 % (95 %: 16.3 to 97.9), 4 of 4 judged, at worst 60.0 %, 4 episodes of 4 instances"
+    assert report.to_dict() == {
+        "result": f"{words}; 1 of 4 instances were also trained on",
+        **{"episodes": 4, "judged": 4, "failures": 1, "instances": 4, "first_failure": "judge: no answer"},
+        **{"excluded": report.tally.report(), "success": 0.75, "interval": list(interval), "corrected": None},
+        "held_out": {"held_out": True, "instances": 4, "trained_on": 1, "unseen": unseen},
+        **{"reward": 1.5, "turns": 1.0, "pass_at_k": {"1": 0.75}},
+        "tasks": {"a": {"episodes": 4, "judged": 4, "success": 0.75, "reward": 1.5}},
     }
-    assert (plain["episodes"], plain["success"], plain["excluded"]) == (4, 0.75, report.tally.report())
-    assert report.interval is not None
-    assert plain["interval"] == list(report.interval)
-    assert plain["interval"][0] < 0.75 < plain["interval"][1]
+    told = f"{percent(1.0, clustered_interval([(True, 1)] * 3))}, 3 episodes of 3 instances"
+    assert report.unseen_rows() == {"success on unseen instances": told}
+    numbers = {"success": 0.75, "success_low": interval[0], "success_high": interval[1], "success_at_worst": 0.6}
+    numbers |= {"reward": 1.5, "turns": 1.0, "judged_episodes": 4, "evidence_episodes": 4, "unseen_attempts": 1}
+    assert report.row() == {f"eval/{name}": value for name, value in numbers.items()}
+    nothing = report_on([lost], trained=())
+    assert nothing.row() == dict.fromkeys(report.row()) | {
+        **{"eval/judged_episodes": 0, "eval/evidence_episodes": 0, "eval/unseen_attempts": 1}
+    }
+    plain = nothing.to_dict()
+    assert (plain["interval"], plain["held_out"]["unseen"]["interval"], nothing.unseen_rows()) == (None, None, {})
+    assert plain["result"].startswith("-, 0 of 0 judged, 0 episodes of 0 instances; not known to be held out")
+    assert (report_on([lost]).to_dict()["held_out"], report_on(played).measured_by) == (None, "success")
+    assert nothing.measured_by == "reward"
+
+
+@pytest.mark.parametrize(("lost", "raises"), [(2, True), (1, False)])
+def test_where_every_episode_failed_the_first_reason_is_told(lost: int, raises: bool) -> None:
+    played = [told("a", str(i), True, 1.0, failed=i < lost) for i in range(2)]
+    match = r"^all 2 episodes of a check failed\. The first, judge: no answer$"
+    with pytest.raises(RolloutFailure, match=match) if raises else nullcontext():
+        require_evidence(played, "of a check")

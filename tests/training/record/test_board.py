@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,23 +52,70 @@ def test_the_rest_takes_as_long_as_the_newest_steps_say_or_until_the_limit() -> 
     progress.advance(4, now=108.0)
     assert progress.remaining(now=108.0) == 72.0  # 36 steps of 2 s
     assert progress.remaining(now=118.0) == 62.0
-    progress.limit, progress.spent = 50.0, 20.0
-    assert progress.remaining(now=118.0) == 20.0  # 30 s were left 10 s ago
+    progress.limit = 50.0
+    assert progress.remaining(now=118.0) == 40.0  # 50 s were left 10 s ago
+    progress.spent = 20.0
+    assert progress.remaining(now=118.0) == 20.0
     progress.advance(40, now=200.0)
     assert progress.remaining(now=200.0) is None
+    new = Progress("step", 0, 40, limit=50.0)
+    new.advance(0, now=100.0)
+    assert new.remaining(now=107.0) == 43.0, "of the limit alone, where nothing is known of the pace"
 
 
-def test_a_wide_board_shows_everything() -> None:
-    lines = drawn(filled(), activity="episodes of update 11: 3 of 64 episodes, 1 s")
-    assert lines[0] == "screen  grpo"
-    assert "step 10/40" in lines[1]
-    assert "ETA" in lines[1]
-    assert lines[2].split() == ["step", "success", "reward", "turns", "entropy", "kl", "tok/s", "s"]
-    assert lines[3].split() == ["3", "0.300", "0.600", "3.2", "1.2", "0.003", "1234", "2.0"]
-    assert len(lines[3:11]) == module.ROWS
-    assert lines[10].split()[0] == "10"
-    assert lines[11].split() == ["success", sparkline([i / 10 for i in range(1, 11)], 80, low=0, high=1), "1.000"]
-    assert lines[12].endswith("episodes of update 11: 3 of 64 episodes, 1 s")
+ODD = {"eval/success": 0.5, "count/failed_episodes": 2.0, "clip_fraction": 0.1, "log_prob_gap_max": 1e-4}
+BAR = "  step 10/40  0:45  ETA 1:25"
+HEADS = "  step  success   eval  reward  turns  entropy     kl  clip     gap  FAILED  tok/s    s"
+LAST = "    10    1.000  0.500   2.000    3.2      1.2  0.003   0.1  0.0001       2   1234  2.0"
+
+
+@pytest.mark.parametrize(
+    ("plain", "bar", "curve", "mark"),
+    [(False, "━" * 18 + "─" * 54, "▂▂▃▄▅▅▆▇▇█", "⠼"), (True, "#" * 18 + "-" * 54, "..-=++*%%@", "-")],
+)
+def test_a_wide_board_shows_everything(
+    plain: bool, bar: str, curve: str, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 40.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    board = Board("screen  grpo", begun=now)
+    for step in range(1, 11):
+        now = 50.0 + 3 * step
+        board.advance("step", step, 40)
+        board.add(step, row(step, **(ODD if step == 10 else {})))
+    now = 85.5  # 30 steps of 3 s are left, less 5.5 s
+    lines = board.lines("saving, 1 s", 100, 30, plain=plain)
+    rows = [
+        f"{n:>6}    0.{n}00      -   {n / 5:.3f}    3.2      1.2  0.003     -       -       -   1234  2.0"
+        for n in range(3, 10)
+    ]
+    assert [line.plain for line in lines] == [
+        *("screen  grpo", bar + BAR.replace("1:25", "1:24"), HEADS, *rows, LAST),
+        *(f"  success  {curve}  1.000", f"{mark} saving, 1 s"),
+    ]
+    assert [str(line.style) for line in lines] == ["bold", "", "bold", *[""] * 10]
+    spans = {i: [(span.start, span.end, span.style) for span in line.spans] for i, line in enumerate(lines)}
+    drawn = {1: [(0, 18, "green"), (18, 72, "dim")], 11: [(11, 21, "cyan")], 12: [(0, 1, "green")]}
+    assert {i: found for i, found in spans.items() if found} == drawn
+    # a low one has fewer rows, a narrow one fewer columns: those that count stay
+    assert [line.plain for line in board.lines("saving, 1 s", 60, 8, plain=plain)][2:5] == [
+        "  step  success   eval  reward  turns  entropy  FAILED    s",
+        "     9    0.900      -   1.800    3.2      1.2       -  2.0",
+        "    10    1.000  0.500   2.000    3.2      1.2       2  2.0",
+    ]
+
+
+def test_a_narrow_board_keeps_what_counts() -> None:
+    board = Board()
+    board.add(10, row(10, **ODD))
+    ranks = {"step": 6, "success": 9, "reward": 8, "eval": 7, "FAILED": 8, "s": 5, "turns": 7, "entropy": 9}
+    ranks |= {"kl": 7, "clip": 6, "tok/s": 7, "gap": 8}
+    width, kept = 0, set[str]()
+    for name, columns in ranks.items():
+        width += columns
+        assert name not in drawn(board, width - 1)[0].split()
+        kept.add(name)
+        assert set(drawn(board, width)[0].split()) == kept
 
 
 @pytest.mark.parametrize("width", [12, 20, 40, 60, 80, 200])
@@ -89,13 +137,9 @@ def test_what_is_waited_for_may_have_lines_and_is_drawn_on_one() -> None:
     assert len(lines) <= 8
 
 
-def test_a_narrow_board_keeps_what_counts() -> None:
-    assert drawn(filled(), 26)[2].split() == ["step", "success", "reward"]
-
-
 def test_what_was_not_measured_is_a_dash_and_a_column_of_nothing_is_left_out() -> None:
     board = Board()
-    board.add(1, {"success": None, "reward": 0.5, "eval/success": float("nan")})
+    board.add(1, {"success": None, "reward": 0.5, "eval/success": float("nan"), "turns": True})
     board.add(2, {"success": 0.25, "reward": 0.75, "count/failed_episodes": 0.0})
     lines = drawn(board)
     assert lines[0].split() == ["step", "success", "reward", "s"]

@@ -12,35 +12,34 @@ from uirl.training.record.board import Board
 from uirl.training.record.progress import Activity, FailureNews, _Watch, percent, report_table, say, step_line
 from uirl.types import Failure, Trajectory
 
+ROW = {
+    **{"episodes_total": 320, "success": 0.5, "eval/success": 0.25, "reward": 0.75, "turns": 2.25},
+    **{"entropy": 1.25, "approx_kl": 0.00125, "clip_fraction": 0.0, "log_prob_gap_max": 1e-5},
+    **{"count/failed_episodes": 3.0, "count/failed_attempts": 2.0, "tokens_per_second": 1234.4, "time/elapsed": 61.6},
+}
+COUNTED = {"count/judged_episodes": 15, "count/evidence_episodes": 16, "eval/judged_episodes": 8}
+NUMBERS = "turns 2.2  entropy 1.2  kl 0.0013  clip 0  gap 1e-05  FAILED 3  repeated 2  1234 tok/s  62 s"
 
-def test_the_line_of_an_update_names_what_there_is() -> None:
-    row = {
-        "episodes_total": 320,
-        "success": 0.5,
-        "eval/success": 0.25,
-        "reward": 0.75,
-        "turns": 2.25,
-        "entropy": 1.25,
-        "approx_kl": 0.00125,
-        "clip_fraction": 0.0,
-        "log_prob_gap_max": 1e-5,
-        "count/failed_episodes": 3.0,
-        "tokens_per_second": 1234.4,
-        "time/elapsed": 61.6,
-    }
-    said = step_line(7, 40, row)
-    words = ["step    7/40", "episodes    320", "success 0.500", "eval 0.250", "reward 0.750", "turns 2.2"]
-    words += ["entropy 1.2", "kl 0.0013", "clip 0", "gap 1e-05", "FAILED 3", "1234 tok/s", "62 s"]
-    places = [said.index(word) for word in words]
-    assert places == sorted(places)
+
+@pytest.mark.parametrize(
+    ("more", "rates"),
+    [
+        ({}, "success 0.500  eval 0.250"),
+        (COUNTED, "success 0.500 (15 of 16 judged)  eval 0.250"),
+        (COUNTED | {"eval/evidence_episodes": 9}, "success 0.500 (15 of 16 judged)  eval 0.250 (8 of 9 judged)"),
+        (
+            COUNTED | {"count/unseen_attempts": 1, "success_at_worst": 0.4},
+            "success 0.500 (15 of 16 judged, at worst 0.400)  eval 0.250",
+        ),
+    ],
+)
+def test_the_line_of_an_update_names_what_there_is(more: dict[str, float], rates: str) -> None:
+    assert step_line(7, 40, ROW | more) == f"step    7/40  episodes    320  {rates}  reward 0.750  {NUMBERS}"
 
 
 def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
-    said = step_line(1, 1, {"episodes_total": 0, "time/elapsed": 0.0, "success": None, "count/failed_episodes": 0})
-    for word in ("success", "eval", "entropy", "FAILED"):
-        assert word not in said
-    for word in ("reward -", "turns -", "- tok/s"):
-        assert word in said
+    row = {"episodes_total": 0, "time/elapsed": 0.0, "success": None, "count/failed_episodes": 0}
+    assert step_line(1, 1, row) == "step    1/1  episodes      0  reward -  turns -  - tok/s  0 s"
 
 
 def test_success_with_its_interval() -> None:
@@ -137,6 +136,11 @@ def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(progress, "say", lambda line: heard.set() if line.startswith("a slow one") else None)
     with progress.doing("a slow one"):
         assert heard.wait(30)
+        heard.clear()
+        with progress.doing("a short one"):
+            pass
+        assert heard.wait(30), "it still goes on"
+    assert progress._watch._thread is None
 
 
 async def test_episodes_are_counted_as_they_end_and_the_hook_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +160,7 @@ async def test_episodes_are_counted_as_they_end_and_the_hook_stays(capsys: pytes
     assert kept == [won, lost]
     assert collector.on_finished is hook
     assert capsys.readouterr().out == "an attempt at an episode failed (actor): gone\n"
+    for begins_anew in (progress._nothing, progress.forget_failures):
+        begins_anew()
+        progress.tell_failure(Failure("actor", "gone again"))
+    assert capsys.readouterr().out == "an attempt at an episode failed (actor): gone again\n"

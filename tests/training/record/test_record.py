@@ -23,8 +23,8 @@ def opened(folder: Path, state: RunState | None, *, resume: bool = True) -> RunR
     return record
 
 
-def episode(name: str) -> Trajectory:
-    return Trajectory(id=name, group_id=name, turns=[Turn(Observation("look"), reward=1.0)])
+def episode(name: str, group: str = "") -> Trajectory:
+    return Trajectory(id=name, group_id=group or name, turns=[Turn(Observation("look"), reward=1.0)])
 
 
 def test_where_a_run_can_be_watched_is_found_in_its_folder_while_that_is_so(tmp_path: Path) -> None:
@@ -104,9 +104,13 @@ async def test_episodes_that_end_are_written_soon_each_under_its_step(tmp_path: 
     record = opened(tmp_path, None, resume=False)
     record.add_soon(episode("a"), step=1, split="train")
     record.add_soon(episode("b"), step=2, split="train")
+    record.add_soon(episode("eval-000000-0", "eval-000000"), step=2, split="eval")
+    assert not record.holds("eval")
     record.flush()
+    assert [record.holds(label) for label in ("eval", "eval@2")] == [True, False]
     with TrajectoryStore(record.directory.trajectories_path, read_only=True) as store:
-        assert [(line.id, line.step) for line in store.list()] == [("a", 1), ("b", 2)]
+        kept = [(line.id, line.step, line.split) for line in store.list()]
+        assert kept == [("a", 1, "train"), ("b", 2, "train"), ("eval-000000-0", 2, "eval")]
     record.add_soon(episode("c"), step=2, split="train")
     record.forget_after(1)  # the newest too, which waited
     record.close()

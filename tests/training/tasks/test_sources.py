@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.rollout.worlds import Countdown
 from uirl.errors import ConfigError
-from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.training.evaluation.evaluation import evaluate_episodes
-from uirl.training.tasks.sources import UniformTasks
+from uirl.training.tasks.sources import UniformTasks, tasks_of
 from uirl.types import Task, Trajectory
 
 FIVE = [Task(f"t{i}") for i in range(5)]
@@ -73,9 +74,11 @@ def test_the_order_of_a_pass_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_source_that_is_loaded_goes_on_where_the_other_was(at: int) -> None:
     one, other = UniformTasks(FIVE, seed=1), UniformTasks(FIVE, seed=1)
     other.groups(6, 2)  # whatever it had in hand before
+    fresh = UniformTasks(FIVE, seed=1)
     one.groups(at, 2)
-    other.load_state_dict(one.state_dict())
-    assert one.groups(9, 2) == other.groups(9, 2)
+    for loaded in (other, fresh):
+        loaded.load_state_dict(one.state_dict())
+    assert one.groups(9, 2) == other.groups(9, 2) == fresh.groups(9, 2)
 
 
 def test_a_task_that_is_listed_twice_is_named() -> None:
@@ -83,23 +86,43 @@ def test_a_task_that_is_listed_twice_is_named() -> None:
         UniformTasks([*FIVE, Task("t1")], seed=0)
 
 
-def test_members_of_a_group_play_one_instance_with_draws_of_their_own() -> None:
-    groups = UniformTasks(FIVE, seed=3).groups(6, 4)
-    for group in groups:
-        assert len(group) == 4
-        assert len({spec.environment_seed for spec in group}) == 1
-        assert len({spec.task.id for spec in group}) == 1
-        assert len({spec.group_id for spec in group}) == 1
-    members = [spec for group in groups for spec in group]
-    assert len({spec.sampling_seed for spec in members}) == len(members)
-    assert len({spec.trajectory_id for spec in members}) == len(members)
-    assert len({group[0].group_id for group in groups}) == len(groups)
+def test_an_episode_is_a_function_of_seeds_split_and_position() -> None:
+    """Task and instance of the position in the split; the draws of the run's seed, the position and the member."""
+    source = UniformTasks([Task("a"), Task("b", seed=7)], seed=3, instance_seed=9)
+    made = source.groups(2, 2) + source.groups(1, 2)
+    order = [group[0].task.id for group in made]
+    for at, group in enumerate(made):
+        instance = 7 if order[at] == "b" else derive_seed(9, "train", "instance", at)
+        assert group == [
+            EpisodeSpec(
+                Task("b", seed=7) if order[at] == "b" else Task("a"),
+                environment_seed=instance,
+                sampling_seed=derive_seed(3, "train", "draws", at, member),
+                trajectory_id=f"train-{at:06d}-{member}",
+                group_id=f"train-{at:06d}",
+            )
+            for member in range(2)
+        ]
+    ((alone,),) = UniformTasks([Task("a")], seed=3, split="test", label="after").groups(1, 1)
+    assert (alone.trajectory_id, alone.environment_seed) == ("after-000000-0", derive_seed(3, "test", "instance", 0))
 
 
-def test_a_task_with_a_seed_is_one_instance_and_without_one_a_new_instance_each_time() -> None:
-    played = [group[0] for group in UniformTasks([Task("a"), Task("b", seed=7)], seed=3).groups(12, 1)]
-    assert {spec.environment_seed for spec in played if spec.task.id == "b"} == {7}
-    assert len({spec.environment_seed for spec in played if spec.task.id == "a"}) == 6
+@pytest.mark.parametrize(
+    ("items", "tasks"),
+    [
+        (None, [Task("Countdown")]),
+        (["go", {"goal": "stay", "seed": 3}, {"id": "mine"}, Task("t")], None),
+        ([{"gaol": "x"}], "dataset item 0 is no task: .*expected keys among id, environment, goal"),
+        (["go", 3], "dataset item 1 is a int; expected a Task, a mapping or a str"),
+    ],
+)
+def test_what_a_dataset_may_hold(items: Any, tasks: Any) -> None:
+    if isinstance(tasks, str):
+        with pytest.raises(ConfigError, match=tasks):
+            tasks_of(Countdown(), items)
+        return
+    named = [Task("Countdown/0", goal="go"), Task("Countdown/1", goal="stay", seed=3), Task("mine"), Task("t")]
+    assert tasks_of(Countdown(), items) == (tasks or named)
 
 
 def test_no_tasks_are_refused() -> None:

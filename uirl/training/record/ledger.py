@@ -113,14 +113,8 @@ class Ledger:
 
     def report(self) -> dict[str, Any]:
         """Return what ledger.json and the summary say."""
-        return {
-            "ordered": self.ordered,
-            "trained": self.trained,
-            "dropped": dict(sorted(self.dropped.items())),
-            "failed": dict(sorted(self.failed.items())),
-            "in_flight": len(self.in_flight),
-            "balanced": self.ordered == self.settled + len(self.in_flight),
-        }
+        in_flight = len(self.in_flight)
+        return self.to_dict() | {"in_flight": in_flight, "balanced": self.ordered == self.settled + in_flight}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which `from_dict` makes an equal ledger."""
