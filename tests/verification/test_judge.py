@@ -94,6 +94,15 @@ FAULTS: dict[str, list[Answer]] = {
 }
 
 
+@pytest.mark.parametrize("tokens", [10**30, -5, 2**63])
+async def test_a_count_of_tokens_that_no_request_has_is_junk(server: ScriptedJudge, tokens: int) -> None:
+    judge = judge_of(server)
+    server.replies = [said(verdict())]
+    server.replies[0].body["usage"]["total_tokens"] = tokens
+    with pytest.raises(JudgeFailure, match=r"^judge junk: .*usage\.total_tokens"):
+        await judge.judge(Evidence(record(final=green())))
+
+
 @pytest.mark.parametrize("cause", FAULTS)
 async def test_a_server_that_fails_is_never_a_score(server: ScriptedJudge, cause: str) -> None:
     judge = judge_of(server, timeout=0.3 if cause == "timeout" else 5.0, retries=2)
@@ -117,6 +126,8 @@ JUNK = {
         "It wrote: " + verdict(),  # quoted from somewhere: nothing around the object is allowed
         verdict("perhaps"),
         verdict(process=7),
+        verdict(process=1e30),
+        verdict(process=10**400),
         verdict()[:-5],
         "[" * 100_000,
         '{"outcome": NaN}',
