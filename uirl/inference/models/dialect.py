@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError
@@ -116,7 +115,8 @@ class Dialect:
 
 def dialect_of(loaded: LoadedModel) -> Dialect:
     """Return how messages are handed to the chat template of a model. Raises ContractError for a template that loses,
-    doubles or moves what is said, whatever way it is handed over, and for one whose prompts lack the header of a reply."""
+    doubles or moves what is said, whatever way it is handed over, and for one whose prompts lack the header of a
+    reply."""
     probe = _Probe(loaded)
     sees = loaded.vision is not None
     found = next((d for d in _ways() if probe.keeps(d, *_TALKS, *([_PICTURES] if sees else []))), None)
@@ -280,7 +280,8 @@ class _Probe:
                 return ""
         except OBJECTIONS:
             return ""
-        header = answered[len(commonprefix([prompt, answered])) : answered.rfind(talk.words[1])]
+        same = next((i for i, (a, b) in enumerate(zip(prompt, answered, strict=False)) if a != b), len(prompt))
+        header = answered[same : answered.rfind(talk.words[1])]
         return header if split_thought(header)[1].strip() else ""
 
     def ends_thoughts(self, dialect: Dialect) -> bool:
