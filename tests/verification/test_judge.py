@@ -49,9 +49,9 @@ async def test_key_points_then_screens_then_the_verdict(server: ScriptedJudge) -
 
 
 async def test_many_large_screens_fit_the_request(server: ScriptedJudge) -> None:
-    turns = []
+    turns, same = [], shot((250, 0, 0), size=(270, 1300))
     for i in range(100):
-        picture = shot((i, 100, 0), size=(1080, 2400)) if i % 2 else shot((250, 0, 0), size=(1080, 2400))
+        picture = shot((i, 100, 0), size=(270, 1300)) if i % 2 else same
         turns.append(Turn(Observation(f"page {i}", (picture,)), action=Action(f"step {i} " + "x" * 5000)))
     long = Trajectory("long", Task("t", goal="g"), turns, "max_turns", final=Observation("end", (green(),)))
     judge = judge_of(server)
