@@ -109,6 +109,7 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     (("next", math.inf, False, {}), "the reward inf"),
     (("next", "1.0", False, {}), "the reward '1.0' (str)"),
     (("next", -1e300, False, {}), "the reward -1e+300"),  # of float32
+    (("next", 10**400, False, {}), "the reward"),
     (("next", 1e30, False, {}), "expected a finite number of at most 1e+15"),  # its square is not
     (("next", np.array([1.0]), False, {}), "the reward array([1.])"),
     (("next", 0.5, None, {}), "None (NoneType) as done"),

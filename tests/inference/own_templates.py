@@ -14,7 +14,7 @@ import transformers
 from tests.inference.families import knowing
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel
-from uirl.inference.models.dialect import dialect_of
+from uirl.inference.models.dialect import Dialect, dialect_of
 from uirl.inference.models.tiny import build_tokenizer
 from uirl.parsers import create_parser
 
@@ -34,6 +34,8 @@ TOOLS = [
         },
     }
 ]
+_RENDERERS: dict[tuple[str, int, bool], ChatRenderer] = {}
+_SEEING: dict[tuple[str, int], tuple[LoadedModel, Dialect]] = {}
 _CONTROL = re.compile(r"<\|?[^\s<>'\"{}()%=,;]{1,40}>|<｜[^｜]{1,40}｜>|\[/?[A-Z_]{3,}\]|\[\|[a-z]+\|\]")
 
 
@@ -78,13 +80,19 @@ class Own:
         return knowing(known)
 
     def renderer(self, model: LoadedModel, tools: Any = ()) -> ChatRenderer:
-        """What renders conversations with this template."""
-        return ChatRenderer(self.loaded(model), tools, calls=create_parser("qwen"))
+        """What renders conversations with this template, made once: to try a template takes seconds."""
+        key = (self.file, id(model), bool(tools))
+        if key not in _RENDERERS:
+            _RENDERERS[key] = ChatRenderer(self.loaded(model), tools, calls=create_parser("qwen"))
+        return _RENDERERS[key]
 
-    def shows_pictures(self, model: LoadedModel) -> bool:
-        """Whether pictures come back."""
-        front: Any = SimpleNamespace(front=SimpleNamespace(word=self.picture))
-        return dialect_of(replace(self.loaded(model), vision=front)).pictures
+    def seeing(self, model: LoadedModel) -> tuple[LoadedModel, Dialect]:
+        """`model` with this template and a picture's word, and how it reads messages, found once."""
+        if (self.file, id(model)) not in _SEEING:
+            front: Any = SimpleNamespace(front=SimpleNamespace(word=self.picture))
+            loaded = replace(self.loaded(model), vision=front)
+            _SEEING[self.file, id(model)] = loaded, dialect_of(loaded)
+        return _SEEING[self.file, id(model)]
 
 
 def _trl(name: str, *ends: str, picture: str = "") -> Own:
@@ -160,7 +168,7 @@ def templates_table(model: LoadedModel, tools: Any) -> str:
             "in the system prompt" if chat.described else "by the template",
             "its own role" if found.tool else "a user message",
             "kept" if found.thoughts else "left out",
-            "" if not own.picture else "yes" if own.shows_pictures(model) else "no",
+            "" if not own.picture else "yes" if own.seeing(model)[1].pictures else "no",
             "appended" if chat.incremental else "rendered anew",
         )
         rows.append(f"| {name} | {' | '.join(cells)} |")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+from fractions import Fraction
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +173,27 @@ async def test_of_a_verifier_the_verdict_is_recorded() -> None:
     record = said("1")
     await judge_episode(record, Eye(), WORLD, images)
     assert (record.verdict, record.rewards) == (Verdict(0.25, False, "half of it", "eye"), [0.25])
+
+
+def repr_of(score: object) -> str:
+    return repr(score)[:20]
+
+
+class Verifier:
+    """A verifier of somebody's own, which gives every episode this score."""
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+    async def judge_episode(self, trajectory: Trajectory, environment: Any = None, pictures: Any = None) -> Verdict:
+        return Verdict(self.score, True)
+
+
+@pytest.mark.parametrize("score", [1e30, -1e30, 10**400, Fraction(10**400), float("nan"), "much", None], ids=repr_of)
+async def test_a_score_beyond_all_bounds_is_refused_by_name(score: Any, tmp_path: Path) -> None:
+    for judge, name in ((lambda record: score, "reward function"), (Verifier(score), "the verifier Verifier")):
+        record = said("1")
+        with pytest.raises(JudgeFailure, match=name) as caught:
+            await judge_episode(record, judge, WORLD, ImageStore(tmp_path))
+        assert isinstance(score, str | None) or "expected a finite number of at most 1e+15" in str(caught.value)
+        assert (record.total_reward(), record.verdict) == (0.5, None)

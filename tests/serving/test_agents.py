@@ -56,6 +56,7 @@ async def test_a_plain_program_and_an_async_one_are_episodes(lm: LoadedModel) ->
         (Verdict(0.25, False, "late"), 0.25, False, None),
         (None, 0.0, None, "judge"),
         (float("inf"), 0.0, None, "judge"),
+        (10**400, 0.0, None, "judge"),
     ],
 )
 async def test_what_a_program_returns(

@@ -94,6 +94,8 @@ def test_json_environments_get_an_action() -> None:
         (None, "returned None"),
         (("seen", 0.5), "a tuple of 2"),
         (("seen", "much", False, {}), "returned the reward 'much'"),
+        (("seen", 1e30, False, {}), r"returned the reward 1e\+30; expected a finite number"),
+        (("seen", 10**400, False, {}), "returned the reward .*; expected a finite number"),
         (({"text": 3}, 0.5, False, {}), "as observation text"),
     ],
 )

@@ -49,9 +49,9 @@ async def test_key_points_then_screens_then_the_verdict(server: ScriptedJudge) -
 
 
 async def test_many_large_screens_fit_the_request(server: ScriptedJudge) -> None:
-    turns = []
+    turns, same = [], shot((250, 0, 0), size=(270, 1300))
     for i in range(100):
-        picture = shot((i, 100, 0), size=(1080, 2400)) if i % 2 else shot((250, 0, 0), size=(1080, 2400))
+        picture = shot((i, 100, 0), size=(270, 1300)) if i % 2 else same
         turns.append(Turn(Observation(f"page {i}", (picture,)), action=Action(f"step {i} " + "x" * 5000)))
     long = Trajectory("long", Task("t", goal="g"), turns, "max_turns", final=Observation("end", (green(),)))
     judge = judge_of(server)
@@ -94,6 +94,15 @@ FAULTS: dict[str, list[Answer]] = {
 }
 
 
+@pytest.mark.parametrize("tokens", [10**30, -5, 2**63])
+async def test_a_count_of_tokens_that_no_request_has_is_junk(server: ScriptedJudge, tokens: int) -> None:
+    judge = judge_of(server)
+    server.replies = [said(verdict())]
+    server.replies[0].body["usage"]["total_tokens"] = tokens
+    with pytest.raises(JudgeFailure, match=r"^judge junk: .*usage\.total_tokens"):
+        await judge.judge(Evidence(record(final=green())))
+
+
 @pytest.mark.parametrize("cause", FAULTS)
 async def test_a_server_that_fails_is_never_a_score(server: ScriptedJudge, cause: str) -> None:
     judge = judge_of(server, timeout=0.3 if cause == "timeout" else 5.0, retries=2)
@@ -117,6 +126,8 @@ JUNK = {
         "It wrote: " + verdict(),  # quoted from somewhere: nothing around the object is allowed
         verdict("perhaps"),
         verdict(process=7),
+        verdict(process=1e30),
+        verdict(process=10**400),
         verdict()[:-5],
         "[" * 100_000,
         '{"outcome": NaN}',

@@ -8,7 +8,7 @@ from typing import Any
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.runtime.limits import is_finite, shown
+from uirl.runtime.limits import LARGEST_REWARD, is_finite, shown
 from uirl.types import Observation, StepResult
 
 RESET_SHAPES = "an observation or (observation, info)"
@@ -17,8 +17,6 @@ STEP_SHAPES = (
 )
 LONGEST_TEXT = 1_000_000
 """Characters of an observation: a quarter of a million tokens or so. To count them takes seconds and gigabytes."""
-LARGEST_REWARD = 1e15
-"""Rewards are float32, and learning takes the squares of their sums."""
 OBSERVATION_SHAPES = "a str, an Observation, an image, or a dict with 'text' and 'image' or 'images'"
 
 

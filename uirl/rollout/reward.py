@@ -13,11 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import LARGEST_REWARD
 from uirl.errors import ConfigError, JudgeFailure, UirlError, is_round
 from uirl.images import ImageStore
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.limits import in_words, shown
+from uirl.runtime.limits import in_words, read_score, shown
 from uirl.tools.registry import run_at_once
 from uirl.types import Trajectory, Verdict
 
@@ -99,8 +98,12 @@ async def judge_episode(
     if not isinstance(reward_fn, EpisodeVerifier):
         await _apply(record, reward_fn, environment, _wait)
         return
-    record.verdict = await reward_fn.judge_episode(record, environment, images.get)
-    _set_total(record, record.verdict.score)
+    verdict = await reward_fn.judge_episode(record, environment, images.get)
+    try:
+        _set_total(record, read_score(verdict.score, "it"))
+    except (TypeError, ValueError) as error:
+        raise JudgeFailure(f"the verifier {type(reward_fn).__name__} gave no score: {error}") from None
+    record.verdict = verdict
 
 
 async def _wait(said: Awaitable[Any]) -> Any:
@@ -140,10 +143,7 @@ def _set_total(record: Trajectory, total: float) -> None:
 
 async def _total(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment, wait: _Wait) -> float:
     said = read_reward_function(reward_fn)(record, environment)
-    total = float(await wait(said) if inspect.isawaitable(said) else said)
-    if not abs(total) <= LARGEST_REWARD:
-        raise ValueError(f"it returned {total}; expected a finite number of at most {LARGEST_REWARD:g}")
-    return total
+    return read_score(await wait(said) if inspect.isawaitable(said) else said, "it")
 
 
 def _last_judged(reward_fn: RewardFunction) -> tuple[Trajectory | None, float]:

@@ -25,6 +25,8 @@ MAX_PIXELS = 50_000_000
 """Of one picture: 7000 x 7000. A screen of 4K has 8 million."""
 MAX_CALLS = 100
 """Calls in one action: no model means more, and each costs a check and an answer."""
+LARGEST_REWARD = 1e15
+"""Rewards are float32, and learning takes the squares of their sums."""
 MAX_BITS = 14_000
 """Of a whole number: Python writes no more than 4300 digits."""
 
@@ -262,6 +264,21 @@ def is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def read_score(value: Any, where: str) -> float:
+    """Return a reward or score of somebody else's code as a float: `float(value)`, whatever type it is of.
+
+    Raises ValueError for NaN and for more than `LARGEST_REWARD`, beyond the range of a float included, and TypeError or
+    ValueError for what is no number; the message begins with `where` ('the reward function').
+    """
+    try:
+        score = float(value)
+    except OverflowError:
+        score = math.inf
+    if not abs(score) <= LARGEST_REWARD:
+        raise ValueError(f"{where} returned {shown(value)}; expected a finite number of at most {LARGEST_REWARD:g}")
+    return score
 
 
 def clip(text: str, max_chars: int = 60) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -163,6 +164,8 @@ def _judgement(judged: Any) -> tuple[float | None, bool | None, Verdict | None]:
         return (None, None, None) if judged is None else (float(judged), judged, None)
     try:
         return float(judged), None, None
+    except OverflowError:  # refused with the record, as every reward that is not finite
+        return math.inf, None, None
     except (TypeError, ValueError) as error:
         raise ContractError(
             f"an agent returns its total reward (a number), a Verdict or None; got {type(judged).__name__} "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import ContractError, EnvironmentFailure
-from uirl.runtime.limits import shown
+from uirl.runtime.limits import read_score, shown
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, ToolCall
@@ -105,9 +105,9 @@ def _read(step: Any, where: str) -> tuple[str, float, bool]:
             "truncated, info), or an object with observation, reward, terminated and truncated"
         )
     try:
-        return _as_text(observation, where), float(reward), done
+        return _as_text(observation, where), read_score(reward, where), done
     except (TypeError, ValueError) as error:
-        raise EnvironmentFailure(f"{where} returned the reward {shown(reward)}; expected a number") from error
+        raise EnvironmentFailure(f"{where} returned the reward {shown(reward)}; expected a finite number") from error
 
 
 def _as_text(observation: Any, where: str) -> str:

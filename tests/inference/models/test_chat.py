@@ -127,6 +127,46 @@ def test_a_template_without_an_end_token_is_refused(lm: LoadedModel) -> None:
         ChatRenderer(with_template(lm, endless))
 
 
+HEADER = "{{ '<|im_start|>assistant\n' }}"
+FLAG = "{% if add_generation_prompt %}" + HEADER + "{% endif %}"
+BARE = TEMPLATES["llama-2"].removesuffix("{% if add_generation_prompt %}{{ ' ' }}{% endif %}")
+
+
+def test_a_template_that_ignores_the_prompt_is_refused_with_the_words_it_lacks(lm: LoadedModel) -> None:
+    assert TEMPLATES["chatml"].endswith(FLAG)
+    deaf = TEMPLATES["chatml"].removesuffix(FLAG)
+    with pytest.raises(
+        ContractError, match=r"ignores add_generation_prompt: it writes '<\|im_start\|>assist"
+    ) as caught:
+        ChatRenderer(with_template(lm, deaf))
+    remedy = str(caught.value).partition("Jinja string with ")[2].partition(" at its end")[0]
+    told = ChatRenderer(with_template(lm, deaf + remedy))  # as it is told
+    asked = [Message("system", "be brief"), Message("user", "one"), Message("assistant", "two"), Message("user", "x")]
+    assert told.incremental
+    assert told.whole(asked) == ChatRenderer(with_template(lm, "chatml")).whole(asked)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        TEMPLATES["chatml"].removesuffix(FLAG) + HEADER,  # the header stands behind every conversation
+        BARE,  # there is none
+        BARE.replace("{{ ' ' + m", "{{ '<think></think>' + m"),  # the policy writes what is missing
+    ],
+    ids=["always", "none", "thought"],
+)
+def test_a_template_whose_prompts_are_whole_need_not_read_the_flag(lm: LoadedModel, template: str) -> None:
+    chat = ChatRenderer(with_template(lm, template))
+    asked = [Message("user", "one"), Message("assistant", "two"), Message("user", "three")]
+    text = chat._tokenizer.decode(chat.whole(asked))
+    assert text.count("assistant") == 2 * ("im_start" in template)
+    assert chat.closes(chat.demonstration("two")[-1], asked[2:])
+    assert chat.incremental is ("think" not in template)
+    if chat.incremental:
+        grown = chat.whole(asked[:1]) + chat.demonstration("two") + chat.following(asked[2:], after_end=True)
+        assert grown == chat.whole(asked)
+
+
 CALCULATOR = {
     "type": "function",
     "function": {

@@ -65,9 +65,7 @@ def test_all_that_is_said_comes_back(own: Own, lm: LoadedModel, tools: Any) -> N
 
 @pytest.mark.parametrize("name", [name for name in WORKING if OWN[name].picture])
 def test_pictures_and_the_words_beside_them_come_back(name: str, lm: LoadedModel) -> None:
-    front: Any = SimpleNamespace(front=SimpleNamespace(word=OWN[name].picture))
-    loaded = replace(OWN[name].loaded(lm), vision=front)
-    dialect = dialect_of(loaded)
+    loaded, dialect = OWN[name].seeing(lm)
     assert dialect.pictures
     shot = Screenshot(b"", "picture")
     said = [

@@ -115,7 +115,8 @@ class Dialect:
 
 def dialect_of(loaded: LoadedModel) -> Dialect:
     """Return how messages are handed to the chat template of a model. Raises ContractError for a template that loses,
-    doubles or moves what is said, whatever way it is handed over."""
+    doubles or moves what is said, whatever way it is handed over, and for one whose prompts lack the header of a
+    reply."""
     probe = _Probe(loaded)
     sees = loaded.vision is not None
     found = next((d for d in _ways() if probe.keeps(d, *_TALKS, *([_PICTURES] if sees else []))), None)
@@ -125,6 +126,14 @@ def dialect_of(loaded: LoadedModel) -> Dialect:
             f"{loaded.name}: the chat template does not show the policy what is said: {probe.losses(Dialect())}. "
             "Expected every message to come back once and in order; set model.chat_template to one of "
             f"{', '.join(TEMPLATES)} or to a Jinja string that shows all messages"
+        )
+    if header := probe.missing_header(found):
+        raise ContractError(
+            f"{loaded.name}: the chat template ignores add_generation_prompt: it writes {header!r} before every reply, "
+            "and no prompt for one ends with it, so the policy would be asked to go on as somebody else. Set "
+            "model.chat_template to the same Jinja string with "
+            f"{{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}} at its end, or to one of "
+            f"{', '.join(TEMPLATES)}"
         )
     found = next(d for d in _with_tools(found) if probe.keeps(d, _RESULTS, _IN_A_ROW))
     split = replace(found, splits=True)
@@ -259,6 +268,21 @@ class _Probe:
         text = self.render(dialect.write(talk.messages[:2]), False)
         between = text[len(prompt) : text.rfind(talk.words[1])]
         return between if text.startswith(prompt) and not between.strip() else ""
+
+    def missing_header(self, dialect: Dialect) -> str:
+        """Return what the template writes before a reply and in no prompt for one, whether it is asked to or not;
+        empty: there is nothing, or the policy samples it (a thought)."""
+        talk = _TALKS[0]
+        asked = dialect.write(talk.messages[:1])
+        prompt, answered = self.render(asked, True), self.render(dialect.write(talk.messages[:2]), False)
+        try:
+            if prompt != self.render(asked, False):
+                return ""
+        except OBJECTIONS:
+            return ""
+        same = next((i for i, (a, b) in enumerate(zip(prompt, answered, strict=False)) if a != b), len(prompt))
+        header = answered[same : answered.rfind(talk.words[1])]
+        return header if split_thought(header)[1].strip() else ""
 
     def ends_thoughts(self, dialect: Dialect) -> bool:
         """Return whether the template itself writes the end of a thought before a reply."""

@@ -11,15 +11,19 @@ from uirl.runtime.wire import Items, Plain, Text, WireAnswer
 FinishReason = Literal["stop", "tool_calls", "function_call", "length", "content_filter", "abort"]
 
 
+_Tokens = Annotated[int, Field(ge=0, le=2**48)]
+"""Of a request: they are added up, and budgets of them are kept in a database."""
+
+
 class _PromptDetails(WireAnswer):
-    cached_tokens: Annotated[int, Field(strict=False)] = 0
+    cached_tokens: Annotated[_Tokens, Field(strict=False)] = 0
 
 
 class Usage(WireAnswer):
     """Token counts; a server may leave out all of them."""
 
-    prompt_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    total_tokens: _Tokens | None = None
     prompt_tokens_details: _PromptDetails = Field(default_factory=_PromptDetails)
 
 
