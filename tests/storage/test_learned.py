@@ -120,9 +120,9 @@ def test_figures_of_another_number_of_tokens_are_an_error(store) -> None:
 
 def test_an_origin_says_which_adapters_were_trained() -> None:
     config = ConfigStore()
-    assert origin_of(config)["model"]["lora"] is None
+    assert origin_of(config.model, config.inference)["model"]["lora"] is None
     config.model.use_lora, config.model.lora.r = True, 5
-    assert origin_of(config)["model"]["lora"] == 5
+    assert origin_of(config.model, config.inference)["model"]["lora"] == 5
 
 
 def test_origins_are_kept_once_each(tmp_path) -> None:

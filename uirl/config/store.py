@@ -11,6 +11,7 @@ from uirl.config import yaml_text
 from uirl.config.aliases import translate_file
 from uirl.config.keys import KeyedModel
 from uirl.config.overrides import apply_overrides
+from uirl.config.rates import USUAL, choose_rates
 from uirl.config.reference import markdown
 from uirl.config.relations import broken_for_training, broken_relations
 from uirl.config.tree import ConfigTree
@@ -34,6 +35,12 @@ class ConfigStore(ConfigTree):
         if messages:
             raise ConfigError("\n".join(messages))
         return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Return this as a mapping in which what was left open has a value, where it does not depend on the machine."""
+        config = self.model_copy(deep=True)
+        choose_rates(config, USUAL)
+        return config.to_dict()
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:

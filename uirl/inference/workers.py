@@ -228,7 +228,7 @@ def engine_workers(config: ConfigStore, loaded: LoadedModel) -> Router:
     threads = config.training.threads
     files: WeightStore
     transports: list[Transport]
-    if engines_in_ray(config):
+    if config.engines_in_ray:
         plain["model"]["device"] = "cuda" if settings.engine_gpus > 0 else "cpu"
         folder = config.model.local_path
         if folder is None and loaded.name not in BUILT_IN_MODELS and os.path.isdir(loaded.name):
@@ -244,7 +244,7 @@ def engine_workers(config: ConfigStore, loaded: LoadedModel) -> Router:
         transports = [RayTransport(cluster, needs, settings.start_seconds, inside=True) for cluster in clusters]
     else:
         files = WeightFiles(config.inference.weights_dir, size=sum(p.nbytes for _, p in plain_parameters(loaded)))
-        plain["model"]["local_path"] = model_folder(config, loaded, files, program="an engine process")
+        plain["model"]["local_path"] = model_folder(config.model.source, loaded, files, program="an engine process")
         if loaded.device.type == "cuda":
             plain["model"]["device"] = "cuda"  # the one that it sees
         if threads is None and loaded.device.type == "cpu":
@@ -256,12 +256,6 @@ def engine_workers(config: ConfigStore, loaded: LoadedModel) -> Router:
         for name, transport in zip(names, transports, strict=True)
     ]
     return Router(engines, names=names, files=files)
-
-
-def engines_in_ray(config: ConfigStore) -> int:
-    """Return how many engines of a run are in Ray."""
-    in_ray = config.ray.use_ray and config.inference.backend == "transformers"
-    return config.actors.engines if in_ray else 0
 
 
 def demand_of(settings: RayConfig, engines: int = 0) -> Demand:

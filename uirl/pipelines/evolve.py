@@ -288,10 +288,10 @@ class Evolution:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
-        judged = self.config.evolve.prefixes == "judge"
-        if judged:
-            self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
-        self._judge = judge_of(self.config) if judged else None
+        self._judge = None
+        if self.config.evolve.prefixes == "judge":
+            run = self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
+            self._judge = judge_of(self.config.verification, self.config.logging, run)
         self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge)
         self._loop = EventLoopThread("uirl-evolve")
         self._directory: RunDirectory | None = None
@@ -469,7 +469,7 @@ class Evolution:
 
     def _episodes(self, folder: RoundFolder) -> TrajectoryStore:
         """Return the episodes of a round, to be added to."""
-        store = TrajectoryStore(folder.episodes, origin=origin_of(self.config))
+        store = TrajectoryStore(folder.episodes, origin=origin_of(self.config.model, self.config.inference))
         store.hear(self._speakers)
         return store
 

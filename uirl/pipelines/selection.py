@@ -173,6 +173,7 @@ def data_card(
     behind a beginning, and how many of them are solved; `policy`: hash of the policy that played; `hashes`: of the
     files."""
     played = store.list(split="train")
+    settings, evolve = config.verification, config.evolve
     kept = Counter(one.kind for one in selection.kept)
     by_task: dict[str, Counter[str]] = {}
     for one in played:
@@ -183,7 +184,12 @@ def data_card(
         "round": number,
         "environment": {"name": config.environment.name, "options": config.environment.options},
         "policy": {"model": config.model.source, "sha256": policy},
-        "verifier": _verifier(config),
+        "verifier": {
+            "episodes": (settings.rules if settings.enabled else None) or "the environment's word",
+            "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
+            "beginnings": evolve.prefixes,
+            "certified": evolve.certify and evolve.prefixes != "off",
+        },
         "uirl": __version__,
         "seed": config.training.seed,
         "episodes": len(played),
@@ -195,16 +201,6 @@ def data_card(
         "beginnings": dict(sorted(found.items())),
         "tasks": {name: dict(sorted(counts.items())) for name, counts in sorted(by_task.items())},
         "sha256": dict(sorted(hashes.items())),
-    }
-
-
-def _verifier(config: ConfigStore) -> dict[str, Any]:
-    settings, evolve = config.verification, config.evolve
-    return {
-        "episodes": "the environment's word" if not settings.enabled else (settings.rules or "the environment's word"),
-        "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
-        "beginnings": evolve.prefixes,
-        "certified": evolve.certify and evolve.prefixes != "off",
     }
 
 

@@ -448,8 +448,6 @@ def settle(
         loaded = None if policy is None else str(policy.loaded.dtype).removeprefix("torch.")
         chosen["model.dtype"] = config.model.dtype = loaded or dtype_of(model, gpu=gpu)  # type: ignore[assignment]
     chosen |= choose_rates(config, phases)
-    if "training" in phases and config.training.entropy_coef is None:
-        chosen["training.entropy_coef"] = config.training.entropy_coef = config.entropy_coef
     ample = AMPLE | ({} if policy is None else {CHECKPOINTING: policy.gradient_checkpointing})
     found = {key: value for key, value in ample.items() if _value(config, key) is None}
     if policy is not None or limit is None or model.built_in:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uirl.config import ConfigStore
-from uirl.config.rates import USUAL, choose_rates
+from uirl.config import ConfigStore, LoggingConfig
+from uirl.config.keys import at
 from uirl.config.stored import remember
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
@@ -70,7 +70,7 @@ def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirec
         path = logging.runs_path / run_name_for(config)
         earlier = stored_config(path) if resume else None
         if checkpoints and not (path / "config.yaml").is_file():
-            refuse_foreign_checkpoints(checkpoints_of(path, config))
+            refuse_foreign_checkpoints(checkpoints_of(path, config.checkpoint.output_dir, logging))
         try:
             directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
         except RunTaken:
@@ -78,7 +78,7 @@ def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirec
                 raise
         else:
             remember(config)
-            return directory, [] if earlier is None else changed_keys(earlier, config)
+            return directory, [] if earlier is None else changed_keys(earlier.to_dict(), config.to_dict())
 
 
 def run_name_for(config: ConfigStore) -> str:
@@ -123,15 +123,18 @@ def _choice(found: list[Candidate]) -> str:
 def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
     """Return the runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name,
     numbered or not."""
-    home = config.logging.runs_path
+    home, asked = config.logging.runs_path, config.resolved()
+    by_machine = {key for key in BY_MACHINE if at(asked, key) is None}
     pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
     found = []
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if pattern.fullmatch(path.name) and (path / "config.yaml").is_file():
             stored = stored_config(path)
-            newest = finished_folders(checkpoints_of(path, stored, config))
+            folder = None if stored is None else stored.checkpoint.output_dir
+            newest = finished_folders(checkpoints_of(path, folder, config.logging))
             if newest:
-                changed = None if stored is None else tuple(_changes(stored, config))
+                differs = [] if stored is None else changed_keys(stored.resolved(), asked)
+                changed = None if stored is None else tuple(c for c in differs if _key_of(c) not in by_machine)
                 written = (newest[-1] / MANIFEST).stat().st_mtime
                 found.append(Candidate(path, number_of(newest[-1]) or 0, written, changed))
     return sorted(found, key=lambda candidate: candidate.saved, reverse=True)
@@ -145,12 +148,10 @@ def stored_config(run: Path) -> ConfigStore | None:
         return None
 
 
-def checkpoints_of(run: Path, config: ConfigStore | None, asked: ConfigStore | None = None) -> Path:
-    """Return the folder of a run's checkpoints, by its `config`; `asked`: that which knows from where a relative path
-    counts, None: the same."""
-    if config is None or config.checkpoint.output_dir is None:
-        return run / "checkpoints"
-    return (asked or config).logging.at(config.checkpoint.output_dir)
+def checkpoints_of(run: Path, output_dir: str | None, logging: LoggingConfig) -> Path:
+    """Return the folder of a run's checkpoints, by its `checkpoint.output_dir`; `logging` knows from where a relative
+    path counts."""
+    return run / "checkpoints" if output_dir is None else logging.at(output_dir)
 
 
 def refuse_foreign_checkpoints(folder: Path) -> None:
@@ -164,23 +165,9 @@ def refuse_foreign_checkpoints(folder: Path) -> None:
         )
 
 
-def _changes(stored: ConfigStore, asked: ConfigStore) -> list[str]:
-    """Return how `asked` differs from the config of a run, in which what nobody chose has values."""
-    open_keys = {key for key, value in _leaves(asked.to_dict()) if value is None and key in BY_MACHINE}
-    return [c for c in changed_keys(_resolved(stored), _resolved(asked)) if _key_of(c) not in open_keys]
-
-
-def _resolved(config: ConfigStore) -> ConfigStore:
-    """Return a copy with values of what does not depend on the machine."""
-    config = config.model_copy(deep=True)
-    choose_rates(config, USUAL)
-    config.training.entropy_coef = config.entropy_coef
-    return config
-
-
-def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
-    """Return 'key: old -> new' for every key that differs."""
-    old, new = dict(_leaves(earlier.to_dict())), dict(_leaves(now.to_dict()))
+def changed_keys(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return 'key: old -> new' for every key that differs between two configs."""
+    old, new = dict(_leaves(earlier)), dict(_leaves(now))
     keys = [key for key in [*old, *(key for key in new if key not in old)] if key not in NOT_COMPARED]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
 

@@ -16,7 +16,7 @@ from tests.inference.prompts import prompts_for
 from uirl import ConfigStore
 from uirl.errors import ConfigError, ContractError, StorageError
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, Router, check_engine, recompute_with
-from uirl.inference.workers import engine_workers, engines_in_ray, supervisors_of
+from uirl.inference.workers import engine_workers, supervisors_of
 
 pytestmark = pytest.mark.actors
 STORE = 80 * 2**20
@@ -121,8 +121,8 @@ async def test_engines_without_a_place_stop_the_run_with_what_they_need(ray: Any
 
 def test_only_our_own_engine_runs_in_ray() -> None:
     config = config_of()
-    assert engines_in_ray(config) == 2
+    assert config.engines_in_ray == 2
     config.ray.use_ray = False
-    assert engines_in_ray(config) == 0
+    assert config.engines_in_ray == 0
     config.ray.use_ray, config.inference.backend = True, "vllm"
-    assert engines_in_ray(config) == 0
+    assert config.engines_in_ray == 0

@@ -120,7 +120,8 @@ class CustomRayPPOTrainer:
         for tasks in (self._tasks, self._eval_tasks):
             if tasks is not None:
                 require_tasks_arrive(world, tasks, of_environment=False)
-        require_shared_instances(world, self._tasks or tasks_of(world), self.store)
+        estimator = self.store.training.adv_estimator
+        require_shared_instances(world, self._tasks or tasks_of(world), estimator, settings.reset_timeout)
         if environment is None:
             loop = EventLoopThread()  # the caller may be in a loop of its own
             try:
