@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 from uirl.config import yaml_text
@@ -72,6 +73,14 @@ class ConfigStore(ConfigTree):
         values = self.to_dict()
         apply_overrides(type(self), values, assignments)
         return type(self).from_dict(values)
+
+    def with_keys(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with `values` of dotted keys; what must hold between keys is not checked."""
+        copy = self.model_copy(deep=True)
+        for key, value in values.items():
+            section, _, name = key.rpartition(".")
+            setattr(attrgetter(section)(copy), name, value)
+        return copy
 
     @classmethod
     def reference(cls, options: Iterable[type[KeyedModel]] = (), arguments: Iterable[type[KeyedModel]] = ()) -> str:

@@ -55,9 +55,9 @@ def override_stored(
     return stored.override(overrides)
 
 
-def remember(config: ConfigStore) -> None:
-    """Note that the user begins a run that reaches what `config` says. Where nothing can be written, he is asked."""
-    values = config.to_dict()
+def remember(values: Mapping[str, Any]) -> None:
+    """Note that the user begins a run that reaches what a config (`to_dict`) says. Where nothing can be written, he is
+    asked."""
     mark = _mark(values)
     if not any(True for _ in reaching(ConfigStore, values)) or mark in _marks():
         return

@@ -509,7 +509,19 @@ class Evolution:
         policy = hash_of_weights(self._checkpoint(folder.number - 1))
         hashes = folder.hashes()
         behind = folder.facts()["collect"]["started_behind"]
-        card = data_card(self.config, folder.number, store, chosen, found, behind, policy=policy, hashes=hashes)
+        config, settings, evolve = self.config, self.config.verification, self.config.evolve
+        about = {
+            "environment": {"name": config.environment.name, "options": config.environment.options},
+            "policy": {"model": config.model.source, "sha256": policy},
+            "verifier": {
+                "episodes": (settings.rules if settings.enabled else None) or "the environment's word",
+                "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
+                "beginnings": evolve.prefixes,
+                "certified": evolve.certify and evolve.prefixes != "off",
+            },
+            "seed": config.training.seed,
+        }
+        card = data_card(about, folder.number, store, chosen, found, behind, hashes=hashes)
         folder.write(folder.card, card)
         write_atomically(folder.path / "README.md", as_markdown(card))
 

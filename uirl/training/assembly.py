@@ -146,7 +146,9 @@ def assemble(
     # on the learner's own module, on a copy where actors run ahead of it, or in processes of their own, here or in Ray
     embedded = config.inference.backend == "transformers"
     if actors.engines and embedded:
-        engine: InferenceEngine = engine_workers(config, policy.loaded)
+        engine: InferenceEngine = engine_workers(
+            config.engine_settings, config.ray, config.training.threads, policy.loaded
+        )
     else:
         ahead = actors.run_ahead and embedded
         engine = create_engine(config, copy_of(policy.loaded) if ahead else policy.loaded, shared=not ahead)

@@ -221,7 +221,7 @@ class Flow:
         self._bound = StalenessBound(limits=limits) if bound == "auto" else StalenessBound(bound)
         if state.pace:
             self._bound.load_state_dict(state.pace["staleness"])
-        self._batch = settings.training.batch_size // settings.training.episodes_per_group
+        self._batch = settings.training.groups
         self._accepted = state.step * self._batch  # so that no burst follows a resume
         self._order: dict[str, int] = {}
         self._count = 0

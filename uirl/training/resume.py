@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirec
             if resume or logging.run_name is not None:
                 raise
         else:
-            remember(config)
+            remember(config.to_dict())
             return directory, [] if earlier is None else changed_keys(earlier.to_dict(), config.to_dict())
 
 
@@ -93,11 +94,12 @@ def run_name_for(config: ConfigStore) -> str:
     stem = config.environment.label if config.logging.stem is None else config.logging.stem
     if not resume:
         return name or free_run_name(runs, stem)
+    find = partial(candidates, config.logging, config.resolved())
     if name is not None:
         if resume == "auto" or (runs / name / "config.yaml").is_file():
             return name
-        raise ConfigError(f"there is no run {name!r} in {runs} to continue; {_choice(candidates(config))}")
-    found = candidates(config, stem)
+        raise ConfigError(f"there is no run {name!r} in {runs} to continue; {_choice(find())}")
+    found = find(stem)
     same = [candidate for candidate in found if candidate.same_config]
     if same or len(found) == 1:
         return (same or found)[0].path.name
@@ -110,8 +112,7 @@ def run_name_for(config: ConfigStore) -> str:
     if resume == "auto":
         return free_run_name(runs, stem)
     raise ConfigError(
-        f"no run called {clean_run_name(stem)} in {runs} has a checkpoint to continue from; "
-        f"{_choice(candidates(config))}"
+        f"no run called {clean_run_name(stem)} in {runs} has a checkpoint to continue from; {_choice(find())}"
     )
 
 
@@ -120,10 +121,10 @@ def _choice(found: list[Candidate]) -> str:
     return f"{runs}. To begin a run leave --resume (checkpoint.resume) out"
 
 
-def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
-    """Return the runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name,
-    numbered or not."""
-    home, asked = config.logging.runs_path, config.resolved()
+def candidates(logging: LoggingConfig, asked: Mapping[str, Any], stem: str | None = None) -> list[Candidate]:
+    """Return the runs in `logging.runs_dir` that have a checkpoint, newest first. `asked`: the config to compare with,
+    `resolved`; `stem`: only those of that name, numbered or not."""
+    home = logging.runs_path
     by_machine = {key for key in BY_MACHINE if at(asked, key) is None}
     pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
     found = []
@@ -131,7 +132,7 @@ def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
         if pattern.fullmatch(path.name) and (path / "config.yaml").is_file():
             stored = stored_config(path)
             folder = None if stored is None else stored.checkpoint.output_dir
-            newest = finished_folders(checkpoints_of(path, folder, config.logging))
+            newest = finished_folders(checkpoints_of(path, folder, logging))
             if newest:
                 differs = [] if stored is None else changed_keys(stored.resolved(), asked)
                 changed = None if stored is None else tuple(c for c in differs if _key_of(c) not in by_machine)
