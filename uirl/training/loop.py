@@ -188,9 +188,8 @@ class RLTrainer:
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
             self._channel = channel
-            await self._interrupt.give_up(
-                self._parts.publish(channel.publish)
-            )  # an engine may load its model for minutes
+            # an engine may load its model for minutes
+            await self._interrupt.give_up(self._parts.publish(channel.publish))
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
             await channel.close()  # nobody writes episodes down any more
