@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from uirl.config import ConfigStore
-from uirl.training.plan import PROCESS, plan_of, workload_of
+from uirl.training.plan import PROCESS, plan_of
 
 PICTURE = (224, 224)
 TOKENS = 512
@@ -63,7 +63,7 @@ def measure(case: str, words: int) -> dict[str, float]:
 
     def update(config: ConfigStore) -> int:
         policy, ledger = Policy.from_config(config), Ledger()
-        work = workload_of(config, policy.loaded, picture=PICTURE, tokens=TOKENS)
+        work = plan_of(config, limit=None, gpu=False, picture=PICTURE, tokens=TOKENS).workload
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # what loading took is not asked

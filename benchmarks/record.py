@@ -42,7 +42,7 @@ async def play(parts: Assembly) -> list[Trajectory]:
     groups = tasks.groups(training.batch_size // training.episodes_per_group, training.episodes_per_group)
 
     def agent(spec: EpisodeSpec) -> EngineAgent:
-        return EngineAgent(parts.engine, sampling_of(parts.config), spec.trajectory_id)
+        return EngineAgent(parts.engine, sampling_of(parts.config.inference), spec.trajectory_id)
 
     played = await parts.collector.collect([spec for group in groups for spec in group], agent)
     for trajectory in played:
@@ -96,7 +96,7 @@ def main(words: list[str]) -> None:
     parts = assemble(config)
     with parts.images.holding(), tempfile.TemporaryDirectory() as folder:
         played = asyncio.run(play(parts))
-        with TrajectoryStore(Path(folder) / "t.sqlite", origin=origin_of(config)) as store:
+        with TrajectoryStore(Path(folder) / "t.sqlite", origin=origin_of(config.model, config.inference)) as store:
             store.add_many(played, step=1, images=parts.images)
             without = bytes_of(store.path)
             seconds = measure(parts, played, store)

@@ -46,7 +46,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "uvicorn": ("http", "environments/remote", "serving", "viewer"),
 }
 """Optional package -> where it may be imported."""
-LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 800, 10
+LONGEST, ALMOST_ALL, FILE, PARAMETERS, HOLDERS = 80, 40, 800, 10, 25
 
 RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = set()
@@ -207,6 +207,20 @@ def test_functions_and_files_stay_short() -> None:
 def test_functions_have_at_most_ten_parameters() -> None:
     many = {f"{path}:{name}" for path, name, f in functions() if len(arguments(f)) > PARAMETERS}
     assert not many, f"more than {PARAMETERS} parameters; group them in an options object"
+
+
+def test_few_parts_hold_the_whole_config() -> None:
+    """Functions and fields annotated with `ConfigStore`: the config is resolved where a run is assembled, stored or
+    continued, and a part is handed the sections that it reads."""
+    holders = [f"{path}:{name}" for path, name, f in functions() for a in arguments(f) if holds_config(a.annotation)]
+    for path in SOURCES:
+        fields = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AnnAssign)]
+        holders += [f"{path}:{ast.unparse(node.target)}" for node in fields if holds_config(node.annotation)]
+    assert len(holders) <= HOLDERS, "hand over `config.rollout`, ... instead:\n" + "\n".join(sorted(holders))
+
+
+def holds_config(annotation: ast.expr | None) -> bool:
+    return annotation is not None and "ConfigStore" in ast.unparse(annotation)
 
 
 SHAPE = re.compile(r"(?<![\w\]])\[(?:\.\.\.|(?:[A-Za-z]\w*|\d+)(?:, ?[\w.*+/ -]+)*)?\]")

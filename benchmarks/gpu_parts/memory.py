@@ -10,7 +10,7 @@ from benchmarks.gpu_parts.models import checkpoint_of, policy_of
 from benchmarks.gpu_parts.setting import GIB, Row, Setting
 from benchmarks.rehearsal import Ledger, Rehearsal
 from uirl.config import ConfigStore, load_config
-from uirl.training.plan import PROCESS, plan_of, workload_of
+from uirl.training.plan import PROCESS, plan_of
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "one_gpu"
 NOTE = (
@@ -62,11 +62,10 @@ def measure(name: str, setting: Setting) -> list[Row]:
     config = config_of(case, setting)
     picture = setting.pick(case.picture, (64, 64))
     plan = plan_of(config, limit=None, gpu=setting.on_gpu, picture=picture)
-    moment = plan.moments[0]
+    moment, work = plan.moments[0], plan.workload
     # those of a whole run, in main memory, and here are few
     planned = moment.total - PROCESS - moment.parts.get("pictures kept", 0)
     policy, ledger = policy_of(config, setting), Ledger()
-    work = workload_of(config, policy.loaded, picture=picture)
     setting.forget_peak()
     with contextlib.nullcontext() if setting.on_gpu else ledger:
         Rehearsal(config, policy, work, ledger).update()

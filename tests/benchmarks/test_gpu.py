@@ -55,7 +55,7 @@ def test_every_case_gives_a_row(part: str, case: str, setting: Setting) -> None:
 def test_the_parts_with_vllm_run_too(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in plays vLLM: a real model, and the book of its memory."""
     monkeypatch.setattr("uirl.config.tree.ConfigTree.engine_sleep_level", property(_level))
-    monkeypatch.setattr("uirl.inference.vllm.engine.sleep_level", lambda config, **_: config.engine_sleep_level)
+    monkeypatch.setattr("uirl.inference.vllm.engine.sleep_level", lambda settings, **_: settings.sleep_level)
     stand_in(monkeypatch, model=lambda folder: _with_weights(folder, setting))
     for part in (engines, gap, sleep):
         monkeypatch.setattr(part, "installed", lambda package: True)

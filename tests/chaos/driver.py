@@ -21,7 +21,6 @@ from uirl.config import ConfigStore
 from uirl.errors import StorageError
 from uirl.metrics import read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore
-from uirl.training.channels.base import GroupRules
 from uirl.training.record.progress import say
 
 T = TypeVar("T")
@@ -263,7 +262,7 @@ class Chaos:
         with contextlib.suppress(StorageError):
             report.odd_rows = odd_rows(read_metrics(directory.metrics_path))
         with contextlib.suppress(StorageError), TrajectoryStore(directory.trajectories_path, read_only=True) as store:
-            floor = GroupRules.from_config(self.options.config).floor
+            floor = self.options.config.group_floor
             report.below_floor = usable_below_floor(store.list(split="train"), floor)
         if self.options.nodes is not None:
             self.options.nodes.stop()  # what is left behind is counted without it

@@ -96,7 +96,7 @@ def played(folder: Path, environment: str, options: dict[str, object], **inferen
     config = ConfigStore.from_dict({"environment": {"name": environment, "options": options}, "inference": inference})
     turns = [Turn(Observation(text), action=Action(reply)) for text, reply in (("one", "1"), ("two", "2"))]
     RunDirectory.create(folder, config.to_yaml()).close()
-    remember(config)
+    remember(config.to_dict())
     with TrajectoryStore(folder / "trajectories.sqlite") as store:
         store.add(Trajectory("t", Task("a"), turns, stop_reason="terminated", metrics={"success": 1.0}), step=1)
     return folder

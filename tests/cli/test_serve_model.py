@@ -19,7 +19,7 @@ import torch
 
 from tests.patience import PATIENCE
 from uirl.cli.main import main
-from uirl.cli.serve_model import start_engine
+from uirl.cli.serve_model import send_weights
 from uirl.config import ConfigStore
 from uirl.inference import TransformersInferenceEngine, load_model
 from uirl.learner import Policy
@@ -112,14 +112,13 @@ def test_a_checkpoint_is_served(tmp_path: Path) -> None:
         assert json.loads(httpx.get(f"{url}/health").text)["model"] == "mine"
 
 
-async def test_an_engine_with_a_model_of_its_own_is_sent_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_with_a_model_of_its_own_is_sent_the_weights() -> None:
     config = ConfigStore().override(["model.model_name=uirl/tiny-lm", *SMALL])
     policy = Policy.from_config(config, critic=False)
     other = TransformersInferenceEngine(load_model(config.model, seed=9))
     head = other.loaded.model.get_output_embeddings()
     assert not torch.equal(head.weight, policy.loaded.model.get_output_embeddings().weight)
-    monkeypatch.setattr("uirl.inference.create_engine", lambda config, loaded, shared: other)
-    assert await start_engine(policy, config) is other
+    await send_weights(policy, other)
     assert torch.equal(head.weight, policy.loaded.model.get_output_embeddings().weight)
 
 

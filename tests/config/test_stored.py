@@ -100,7 +100,7 @@ def test_what_reaches_outside_is_named_and_needs_a_word(key: str, value: Any, tm
     apply_overrides(ConfigStore, values, words)
     assert at(values, key) == value, "what is to be typed gives the same"
     assert not refusal(stored, words, tmp_path)
-    remember(stored)
+    remember(stored.to_dict())
     assert not refusal(stored, [], tmp_path), "a run of one's own"
     also = stored.model_copy(deep=True)
     also.verification.rules = "/elsewhere"
@@ -110,7 +110,7 @@ def test_what_reaches_outside_is_named_and_needs_a_word(key: str, value: Any, tm
 def test_one_own_run_does_not_lend_its_secret_to_anothers_address(tmp_path: Path) -> None:
     mine = stored_with("verification.api_key_env", "MY_KEY")
     mine.verification.judge_url = "http://mine"
-    remember(mine)
+    remember(mine.to_dict())
     theirs = mine.model_copy(deep=True)
     theirs.verification.judge_url = "http://theirs"
     with pytest.raises(ConfigError, match=r"judge_url \(an address\): http://theirs\n  verification.api_key_env"):

@@ -119,7 +119,7 @@ def test_a_weight_takes_about_half_a_byte(folder: Path) -> None:
     assert bytes_of_quantized(2**14) == 2**13 + 2**8 + 4
     config = config_of(folder)
     whole = config.override(["model.quantization=null"])
-    model = Described.of(config)
+    model = Described.of(config.model)
     narrow, wide = (plan_of(one, limit=None, model=model).kept for one in (config, whole))
     layers = sum(layer.weight.numel() for layer in language_linears(model.loaded.model).values())
     assert wide["weights"] - narrow["weights"] == pytest.approx(2 * layers - bytes_of_quantized(layers))

@@ -366,7 +366,7 @@ async def test_generation_ends_with_the_client_that_wanted_it(lm: LoadedModel, w
         place = await stack.enter_async_context(ModelEndpoint(engine, lm, any_model=True))
         if way == "through another server":
             config = ConfigStore().override([f"inference.server_url={place.url}", "inference.request_retries=0"])
-            between = OpenAIInferenceEngine.from_config(config, lm, shared=True)
+            between = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
             stack.push_async_callback(between.close)
             place = await stack.enter_async_context(ModelEndpoint(between, lm, any_model=True))
         path = "completions" if way == "completion" else "chat/completions"

@@ -115,21 +115,21 @@ def test_an_origin_says_what_decides_what_is_sampled_and_learned(monkeypatch: py
     config = ConfigStore().override(["model.model_name=uirl/tiny-lm"])
     monkeypatch.setattr("uirl.storage.run_directory._version", lambda name: f"v-{name}")
     usual = ["python", "uirl", "torch", "transformers", "tokenizers", "numpy", "pillow"]
-    plain = origin_of(config)
+    plain = origin_of(config.model, config.inference)
     assert list(plain["software"]) == usual
     assert (plain["software"]["torch"], plain["engine"]) == ("v-torch", "transformers")
     assert plain["model"] == {
         "name": "uirl/tiny-lm", "local_path": None, "dtype": config.model.dtype, "lora": None,
     }  # fmt: skip
     config.model.use_lora, config.model.lora.r, config.inference.backend = True, 5, "vllm"
-    more = origin_of(config, ["gymnasium"], run="r")
+    more = origin_of(config.model, config.inference, ["gymnasium"], run="r")
     assert list(more["software"]) == [*usual, "gymnasium", "vllm", "peft"]
     assert (more["model"]["lora"], more["run"]) == (5, "r")
     config.model.quantization = "nf4"
-    more = origin_of(config)
+    more = origin_of(config.model, config.inference)
     assert (list(more["software"])[-2:], more["model"]["quantization"]) == (["peft", "bitsandbytes"], "nf4")
     monkeypatch.undo()
-    assert origin_of(config, ["no-such-package"])["software"]["no-such-package"] is None
+    assert origin_of(config.model, config.inference, ["no-such-package"])["software"]["no-such-package"] is None
 
 
 def test_origins_are_kept_once_each(tmp_path) -> None:

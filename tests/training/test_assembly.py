@@ -29,10 +29,10 @@ def test_sampling_is_that_of_the_config_and_the_temperature_can_be_another(tmp_p
     config = settings(tmp_path)
     config.inference.max_tokens, config.inference.temperature = 7, 0.75
     config.inference.top_p, config.inference.top_k = 0.5, 9
-    sampling = sampling_of(config)
+    sampling = sampling_of(config.inference)
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.75, 0.5, 9)
-    assert sampling_of(config, 0.25).temperature == 0.25
-    assert sampling_of(config, 0.0).temperature == 0.0, "greedy is a temperature, not a missing one"
+    assert sampling_of(config.inference, 0.25).temperature == 0.25
+    assert sampling_of(config.inference, 0.0).temperature == 0.0, "greedy is a temperature, not a missing one"
 
 
 def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:

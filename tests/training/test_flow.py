@@ -10,9 +10,9 @@ import pytest
 
 from tests.patience import PATIENCE
 from uirl import ConfigStore
-from uirl.algorithms import get_algorithm
 from uirl.errors import RolloutFailure
 from uirl.inference.base import Weights
+from uirl.learner.settings import LearnerSettings
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training.channels.base import Channel, GroupRules
@@ -42,7 +42,7 @@ class Actors(Channel):
     """Episodes that end at once, with the version of the weights as they are; those named in `held` wait."""
 
     def __init__(self, config: ConfigStore, held: Sequence[str] = (), failing: Sequence[str] = ()) -> None:
-        super().__init__(GroupRules.from_config(config))
+        super().__init__(GroupRules(config.training.episodes_per_group, config.group_floor))
         self.version = 0
         self.held = {id: asyncio.Event() for id in held}
         self.failing = set(failing)
@@ -91,7 +91,7 @@ class Run:
     def __init__(self, config: ConfigStore, channel: Actors, state: RunState | None = None) -> None:
         self.channel, self.state = channel, state or RunState()
         tasks = UniformTasks([Task("t")], seed=0)
-        self.flow = Flow(channel, tasks, config, get_algorithm("grpo"), self.state)
+        self.flow = Flow(channel, tasks, config.actors, LearnerSettings.of(config), self.state)
 
     async def update(self, **row: float) -> list[str]:
         """Collect and learn; the ids of the groups learned from."""

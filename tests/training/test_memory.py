@@ -17,7 +17,7 @@ from uirl.inference import ChatRenderer
 from uirl.learner import Policy
 from uirl.rollout.conversation import ContextWindow, Conversation
 from uirl.training.memory import GIB, kv_cache, patches_of, rows_of_episode, shape_of_config
-from uirl.training.plan import PROCESS, UPDATE, Described, Plan, plan_of, workload_of
+from uirl.training.plan import PROCESS, UPDATE, Described, Plan, plan_of
 from uirl.types import Observation
 
 GRPO = ["training.adv_estimator=grpo", "training.batch_size=8", "training.entropy_coef=0"]
@@ -45,7 +45,7 @@ operation by operation on shapes, by a program that this formula has replaced.""
 def test_activations_of_published_models_are_those_that_were_counted(name: str, tmp_path: Path) -> None:
     sizes = ["inference.max_turns=3", "inference.max_tokens=256", "rollout.max_images=3"]
     config = ConfigStore().override([*GRPO, *sizes, f"model.local_path={write_published(name, tmp_path)}", BF16])
-    model = Described.of(config)
+    model = Described.of(config.model)
     for trained, tokens, size, kept, again in COUNTED[name]:
         for changes, expected in (([], kept), ([AGAIN], again)):
             run = config.override([f"training.micro_batch_tokens={tokens}", trained, *changes])
@@ -75,11 +75,10 @@ def test_an_update_of_a_small_model_of_a_family_takes_about_that(
     saved(family, tmp_path)
     config = ConfigStore().override([*SMALL, *GRPO, f"model.local_path={tmp_path}", "model.dtype=bfloat16", *changes])
     policy, ledger = Policy.from_config(config), Ledger()
-    work = workload_of(config, policy.loaded, picture=(64, 48))
-    with ledger:
-        rehearsal = Rehearsal(config, policy, work, ledger)
-        parts = rehearsal.update()
     plan = plan_of(config, limit=None, picture=(64, 48))
+    with ledger:
+        rehearsal = Rehearsal(config, policy, plan.workload, ledger)
+        parts = rehearsal.update()
     counted = ledger.most - kept_pictures(rehearsal)
     assert plan.moments[0].total - PROCESS == pytest.approx(counted, rel=0.2)
     for name in ("weights", "adapters", "optimizer"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from uirl.training.plan import (
     UPDATE,
     Described,
     Plan,
+    Settled,
     Workload,
     advice,
     plan_of,
     remedies,
     require_room,
     settle,
-    workload_of,
 )
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -69,7 +68,7 @@ def parts(plan: Plan) -> list[dict[str, float]]:
 def work_of(samples: int, tokens: int, limit: int) -> Workload:
     keys = ["inference.max_tokens=16", "inference.max_turns=2", "rollout.max_images=2", "training.minibatches=1"]
     config = ConfigStore().override([*keys, f"training.batch_size={samples}", f"training.micro_batch_tokens={limit}"])
-    return workload_of(config, Described.of(config).loaded, picture=(112, 112), tokens=tokens)
+    return plan_of(config, limit=None, picture=(112, 112), tokens=tokens).workload
 
 
 @pytest.mark.parametrize(
@@ -319,7 +318,7 @@ def test_full_fine_tuning_of_two_billion_needs_more_than_24_gib(
     said = r"optimizer 23\.8, .* 35\.7 GiB in all, .* 24\.0 GiB of this GPU; it fits with: .*model\.use_lora=true"
     with pytest.raises(ConfigError, match=said):
         RayPPOTrainer(config)
-    model = Described.of(config)
+    model = Described.of(config.model)
     require_room(settle(config.override([LORA]), model=model))
     require_room(settle(config, here=(True, 36 * GIB), model=model))
     require_room(settle(config, here=(False, None)))
@@ -337,17 +336,17 @@ def test_the_keys_that_help_are_found(published: Path, gib: float, changes: list
     """Each set of keys that is advised goes together and fits, and none of them is needless."""
     small = ["training.adv_estimator=grpo", "training.batch_size=8", "rollout.parallel=1", TOKENS + "=2048", BF16]
     config = ConfigStore().override([f"model.local_path={published}", *small, f"{CHECKPOINTING}=true", *changes])
-    sizes: dict[str, Any] = {"tokens": 2048, "picture": (640, 360), "model": Described.of(config)}
-    again = partial(plan_of, limit=gib * GIB, **sizes)
-    plan = again(config)
+    model = Described.of(config.model)
+    how: dict[str, Any] = {"limit": gib * GIB, "tokens": 2048, "picture": (640, 360), "model": model}
+    plan, settled = plan_of(config, **how), Settled(config, {}, how=how)
     assert plan.problems
-    found, fits = remedies(config, plan, again)
+    found, fits = remedies(settled, plan)
     assert expected is None or found == expected
-    assert str(again(config.override(found).check(training=True))) == str(fits)
+    assert str(plan_of(config.override(found).check(training=True), **how)) == str(fits)
     assert not fits.problems
     assert advice(found, fits) == f"it fits with: {' '.join(found)}"
     for needless in found:
-        fewer = plan_module._tried(config, [key for key in found if key != needless], again)
+        fewer = settled.tried([key for key in found if key != needless])
         assert fewer is None or fewer.problems, needless
 
 

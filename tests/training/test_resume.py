@@ -242,7 +242,11 @@ def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_pa
     with pytest.raises(ConfigError, match=told):
         name_of(asks(tmp_path, **{"training.learning_rate": 1e-2}), "screen")
     assert name_of(asks(tmp_path, **rate), "screening") == "screening", "the only one of its name"
-    assert [str(c) for c in candidates(asks(tmp_path))][:2] == ["screening (step 99)", "screen-3 (step 40)"]
+    config = asks(tmp_path)
+    assert [str(c) for c in candidates(config.logging, config.resolved())][:2] == [
+        "screening (step 99)",
+        "screen-3 (step 40)",
+    ]
 
 
 def test_what_a_run_chose_for_itself_is_no_difference(tmp_path: Path) -> None:

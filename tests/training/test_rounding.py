@@ -87,7 +87,8 @@ def test_learner_and_ledger_agree_on_what_is_live(estimator: str, rewards: list[
     members = [episode(r) for r in rewards]
     group = SimpleNamespace(usable=members)
     assert [bool(live_groups([group])), members_differ(members)] == [live, live]
-    assert signal_of(make_config(f"training.adv_estimator={estimator}"))(members) is live
+    config = make_config(f"training.adv_estimator={estimator}")
+    assert signal_of(config.training, config.algorithm)(members) is live
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,7 +131,9 @@ def test_learner_and_ledger_agree_at_the_threshold_of_rejection_sampling(
     learned, _ = compute_rejection_sampling_advantage(given, torch.ones_like(given), threshold)
     config = make_config("training.adv_estimator=rejection_sampling", f"algorithm.reward_threshold={threshold}")
     one = episode(rewards)
-    assert [bool(learned.any()), is_kept(one, threshold), signal_of(config)([one])] == [kept] * 3
+    assert [bool(learned.any()), is_kept(one, threshold), signal_of(config.training, config.algorithm)([one])] == [
+        kept
+    ] * 3
 
 
 @pytest.mark.parametrize(("reached", "ends"), [(sum([0.1] * 9), True), (1 - 0.1, True), (0.9, True), (0.899, False)])

@@ -37,7 +37,7 @@ async def credited(*trajectories: Trajectory, environment: Any = None, **keys: A
     def never(name: str) -> Any:
         raise KeyError(name)
 
-    return await StepCredit(config, environment or Corridor(), never).apply(trajectories)
+    return await StepCredit(config.algorithm, config.environment, environment or Corridor(), never).apply(trajectories)
 
 
 async def test_right_turns_share_a_reward_and_the_wrong_one_loses() -> None:

@@ -209,7 +209,7 @@ def test_a_demonstration_whose_actor_was_lost_is_played_again(
     config = settings(tmp_path)
     config.rollout.retries = retries
     parts = assemble(config, taught())
-    channel = Losing(parts.collector, parts.engine, sampling_of(config))
+    channel = Losing(parts.collector, parts.engine, sampling_of(config.inference))
     demonstrations = Demonstrations(parts, channel, size=5, seed=0)
     if fails:
         with pytest.raises(EnvironmentFailure, match=r"1 of 1 demonstrations failed.*its machine is gone"):

@@ -44,7 +44,7 @@ class World:
             f"logging.runs_dir={self.folder}/runs",
             *changes,
         ])  # fmt: skip
-        made = verifier_of(config)
+        made = verifier_of(config.verification, config.logging, "run")
         assert made is not None
         return made
 
@@ -80,7 +80,8 @@ def asked(world: World) -> int:
 
 
 async def enabled(world: World) -> Any:
-    return [verifier_of(ConfigStore()) is None, world.verifier() is None]
+    off = ConfigStore()
+    return [verifier_of(off.verification, off.logging, "run") is None, world.verifier() is None]
 
 
 async def rules(world: World) -> Any:

@@ -223,7 +223,7 @@ def test_runs_without_a_name_have_budgets_of_their_own(server: ScriptedJudge, tm
         memory = verifier.judge.client.memory
         assert memory.spent("guess_number")[0] > 0
         assert verifier.judge.client.budget == "guess_number-2"
-        job, _ = job_for(config, {}, reward_fn=verifier)
+        job, _ = job_for(config.to_dict(), ".", {}, reward_fn=verifier)
         assert job.config["logging"]["run_name"] == "guess_number-2"
         assert config.logging.run_name is None
         trainer.fit()

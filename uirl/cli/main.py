@@ -189,7 +189,8 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
 
     if trainer.run_path is None:
         return "the run had not begun"
-    newest = latest_checkpoint(checkpoints_of(trainer.run_path, trainer.config))
+    config = trainer.config
+    newest = latest_checkpoint(checkpoints_of(trainer.run_path, config.checkpoint.output_dir, config.logging))
     if newest is None:
         return "there is no checkpoint yet, --resume begins anew"
     return f"--resume continues from {short(newest)}"

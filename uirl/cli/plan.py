@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from uirl.config import ConfigStore
-    from uirl.training.plan import Plan
 
 
 def add_command(commands: Any) -> None:
@@ -31,21 +28,18 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--picture {options.picture}: expected width and height in pixels, as in 1280x720")
     from uirl.training.plan import Described, advice, memory_here, plan_of, remedies, settle
 
-    gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
-    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens, "model": Described.of(config)}
-    settled = settle(config, here=(gpu, limit), **shown)
-
-    def again(of: ConfigStore) -> Plan:
-        return plan_of(of, limit=limit, gpu=gpu, **shown)
-
-    plan = again(settled.config)
+    gpu, limit = memory_here(config.model.device) if options.gpu is None else (True, _bytes(options.gpu))
+    model, picture = Described.of(config.model), (int(size[1]), int(size[2]))
+    how: dict[str, Any] = {"picture": picture, "tokens": options.tokens, "model": model}
+    settled = replace(settle(config, here=(gpu, limit), **how), how=how | {"limit": limit, "gpu": gpu})
+    plan = plan_of(settled.config, **settled.how)
     if settled.chosen:
         print(settled)
     print(plan)
     for problem in plan.problems:
         print(f"does not fit: {problem}")
     if plan.problems:
-        print(advice(*remedies(settled.config, plan, again)))
+        print(advice(*remedies(settled, plan)))
     return 1 if plan.problems else 0
 
 

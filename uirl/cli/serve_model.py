@@ -7,14 +7,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import ConfigStore, InferenceConfig
     from uirl.inference import InferenceEngine
     from uirl.learner import Policy
     from uirl.serving import ModelEndpoint
@@ -40,11 +40,17 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted; return 0."""
+    from uirl.inference import create_engine
+    from uirl.storage import origin_of
+
     key = _api_key(options.api_key_env)
     policy, config = _load(options.model, options.backend, options.overrides)
-    store = _open_store(options.record, config, options.model)
+    store = None
+    if options.record is not None:
+        store = _open_store(Path(options.record), origin_of(config.model, config.inference, served=options.model))
     try:
-        asyncio.run(_serve(options, key, policy, config, store))
+        engine = create_engine(config, policy.loaded, shared=True)
+        asyncio.run(_serve(options, key, policy, engine, config.inference, store))
     finally:
         if store is not None:
             store.close()
@@ -52,22 +58,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(
-    options: argparse.Namespace, key: str | None, policy: Policy, config: ConfigStore, store: TrajectoryStore | None
+    options: argparse.Namespace,
+    key: str | None,
+    policy: Policy,
+    engine: InferenceEngine,
+    settings: InferenceConfig,
+    store: TrajectoryStore | None,
 ) -> None:
     from uirl.images import ImageStore
-    from uirl.inference import SamplingParams
     from uirl.serving import ModelEndpoint
+    from uirl.training.assembly import sampling_of
 
-    settings = config.inference
     images = ImageStore()
-    engine = await start_engine(policy, config)
+    await send_weights(policy, engine)
     endpoint = ModelEndpoint(
         engine,
         policy.loaded,
         parser=options.parser,
         images=images,
         model_name=options.name or options.model,
-        sampling=SamplingParams(settings.max_tokens, settings.temperature, settings.top_p, settings.top_k),
+        sampling=sampling_of(settings),
         host=options.host,
         port=options.port,
         api_key=key,
@@ -85,15 +95,11 @@ async def _serve(
         await engine.close()
 
 
-async def start_engine(policy: Policy, config: ConfigStore) -> InferenceEngine:
-    """Start the engine that `config` names, sampling from `policy`: one with a model of its own is sent the weights."""
-    from uirl.inference import create_engine
-
-    engine = create_engine(config, policy.loaded, shared=True)
+async def send_weights(policy: Policy, engine: InferenceEngine) -> None:
+    """Make `engine` sample from `policy`: one with a model of its own is sent the weights."""
     if engine.takes_weights and not engine.shares_weights:
         weights, adapter = policy.update_for(engine)
         await engine.update_weights(weights, engine.policy_version, adapter=adapter)
-    return engine
 
 
 def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy, ConfigStore]:
@@ -127,16 +133,13 @@ def _api_key(name: str | None) -> str | None:
     return key
 
 
-def _open_store(record: str | None, config: ConfigStore, model: str) -> TrajectoryStore | None:
-    if record is None:
-        return None
-    from uirl.storage import TrajectoryStore, origin_of
+def _open_store(path: Path, origin: Mapping[str, Any]) -> TrajectoryStore:
+    from uirl.storage import TrajectoryStore
 
-    path = Path(record)
     if path.suffix not in (".sqlite", ".db"):
         path.mkdir(parents=True, exist_ok=True)
         path = path / "trajectories.sqlite"
-    return TrajectoryStore(path, origin=origin_of(config, served=model))
+    return TrajectoryStore(path, origin=origin)
 
 
 def _recorder(store: TrajectoryStore | None, images: Any) -> Callable[[Trajectory], None] | None:

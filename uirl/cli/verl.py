@@ -81,12 +81,12 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from uirl.integrations.verl.settings import create_curriculum, load_verl_config, read_verl_yaml, with_verl_values
+    from uirl.integrations.verl.settings import create_curriculum, load_verl_config, read_verl_yaml
 
     # mistakes in the file are told before those of the installation
-    flat, own, section, _ = read_verl_yaml(options.config, options.overrides)
-    with_verl_values(own, flat)
-    curriculum = create_curriculum(section)
+    read = read_verl_yaml(options.config, options.overrides)
+    read.merged()
+    curriculum = create_curriculum(read.curriculum)
     model = options.sft_model_path
     model = str(Path(model).expanduser()) if model is not None else None
     config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)
@@ -94,7 +94,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError("trainer.resume_mode=auto continues a run by its name; add uirl.logging.run_name=<name>")
     from uirl.integrations.verl.trainer import HOOKS, create_trainer
 
-    written = {key: flat[key] for key in HOOKS if key in flat}  # they win, as everything that a person writes
+    written = {key: read.flat[key] for key in HOOKS if key in read.flat}  # they win, as everything that a person writes
     use_v1 = bool(config.trainer.use_v1)
     trainer = create_trainer(config, curriculum=curriculum, use_v1=use_v1, overrides=written)
     if options.plan:
@@ -121,7 +121,7 @@ def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
             f"--picture {options.picture} --gpu_gib {options.gpu_gib} --host_gib {options.host_gib}: expected a "
             "picture like 1280x720 and memory above 0"
         )
-    picture, shape = (int(size[1]), int(size[2])), shape_of_config(described_model(trainer.source, trainer.store))
+    picture, shape = (int(size[1]), int(size[2])), shape_of_config(described_model(trainer.source, trainer.store.model))
     plan = plan_of(trainer.config, shape, gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
     print(plan)
     return 1 if plan.problems else 0

@@ -15,6 +15,7 @@ from uirl.config.sections.rollout import RolloutConfig
 from uirl.config.sections.training import DEFAULT_GROUP_SIZE, GROUP_ESTIMATORS, TrainingConfig, WarmStartConfig
 from uirl.config.sections.verification import VerificationConfig
 from uirl.config.store import ConfigStore, load_config
+from uirl.config.tree import EngineSettings
 
 __all__ = [
     "DEFAULT_GROUP_SIZE",
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointConfig",
     "ConfigStore",
     "CurriculumConfig",
+    "EngineSettings",
     "EnvironmentConfig",
     "EvolveConfig",
     "InferenceConfig",

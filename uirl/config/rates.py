@@ -41,11 +41,14 @@ def rate_of(config: ConfigTree, phase: str) -> float:
 
 
 def choose_rates(config: ConfigTree, phases: Collection[str]) -> dict[str, float]:
-    """Set the learning rates of `phases` that are None, in place; return key -> rate of those."""
+    """Set the learning rates of `phases` that are None, and of 'training' the weight of the entropy bonus, in place;
+    return key -> value of those."""
     chosen: dict[str, float] = {}
     for phase, section in _sections(config).items():
         if phase in phases and section.learning_rate is None:
             section.learning_rate = chosen[f"{section.key}.learning_rate"] = usual_rate(config, phase)
+    if "training" in phases and config.training.entropy_coef is None:
+        chosen["training.entropy_coef"] = config.training.entropy_coef = config.entropy_coef
     return chosen
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 from uirl.config import yaml_text
 from uirl.config.aliases import translate_file
 from uirl.config.keys import KeyedModel
 from uirl.config.overrides import apply_overrides
+from uirl.config.rates import USUAL, choose_rates
 from uirl.config.reference import markdown
 from uirl.config.relations import broken_for_training, broken_relations
 from uirl.config.tree import ConfigTree
@@ -34,6 +36,12 @@ class ConfigStore(ConfigTree):
         if messages:
             raise ConfigError("\n".join(messages))
         return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Return this as a mapping in which what was left open has a value, where it does not depend on the machine."""
+        config = self.model_copy(deep=True)
+        choose_rates(config, USUAL)
+        return config.to_dict()
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
@@ -65,6 +73,14 @@ class ConfigStore(ConfigTree):
         values = self.to_dict()
         apply_overrides(type(self), values, assignments)
         return type(self).from_dict(values)
+
+    def with_keys(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with `values` of dotted keys; what must hold between keys is not checked."""
+        copy = self.model_copy(deep=True)
+        for key, value in values.items():
+            section, _, name = key.rpartition(".")
+            setattr(attrgetter(section)(copy), name, value)
+        return copy
 
     @classmethod
     def reference(cls, options: Iterable[type[KeyedModel]] = (), arguments: Iterable[type[KeyedModel]] = ()) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def override_stored(
     values = stored.to_dict()
     for plain in (typed, values):
         apply_overrides(ConfigStore, plain, overrides)
-    own = _mark(stored) in _marks() and not _lies_in(folder, values["environment"]["name"])
+    own = _mark(found) in _marks() and not _lies_in(folder, values["environment"]["name"])
     unasked = [
         (key, what, value)
         for key, what, value in reaching(ConfigStore, values)
@@ -55,10 +55,11 @@ def override_stored(
     return stored.override(overrides)
 
 
-def remember(config: ConfigStore) -> None:
-    """Note that the user begins a run that reaches what `config` says. Where nothing can be written, he is asked."""
-    mark = _mark(config)
-    if not any(True for _ in reaching(ConfigStore, config.to_dict())) or mark in _marks():
+def remember(values: Mapping[str, Any]) -> None:
+    """Note that the user begins a run that reaches what a config (`to_dict`) says. Where nothing can be written, he is
+    asked."""
+    mark = _mark(values)
+    if not any(True for _ in reaching(ConfigStore, values)) or mark in _marks():
         return
     with contextlib.suppress(OSError):
         path = _marks_path()
@@ -78,9 +79,9 @@ def _marks() -> frozenset[str]:
     return frozenset()
 
 
-def _mark(config: ConfigStore) -> str:
+def _mark(values: Mapping[str, Any]) -> str:
     """Return what tells one set of reached things from another: a variable goes with its address."""
-    reached = {key: value for key, _, value in reaching(ConfigStore, config.to_dict())}
+    reached = {key: value for key, _, value in reaching(ConfigStore, values)}
     return hashlib.sha256(json.dumps(reached, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
@@ -21,6 +22,19 @@ from uirl.config.sections.ray import RayConfig
 from uirl.config.sections.rollout import RolloutConfig
 from uirl.config.sections.training import GROUP_ESTIMATORS, TrainingConfig
 from uirl.config.sections.verification import VerificationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine reads of a config."""
+
+    model: ModelConfig
+    inference: InferenceConfig
+    actors: ActorsConfig
+    seed: int
+    """Of the run."""
+    sleep_level: int
+    """`ConfigTree.engine_sleep_level`."""
 
 
 class ConfigTree(Section):
@@ -69,6 +83,16 @@ class ConfigTree(Section):
         return 2 if self.training.adv_estimator in GROUP_ESTIMATORS else 1
 
     @property
+    def engines_in_ray(self) -> int:
+        """How many engines of a run are in Ray."""
+        return self.actors.engines if self.ray.use_ray and self.inference.backend == "transformers" else 0
+
+    @property
+    def draws_seed(self) -> int:
+        """Seed of the draws of tokens: `inference.seed`, resolved."""
+        return self.training.seed if self.inference.seed is None else self.inference.seed
+
+    @property
     def engine_sleep_level(self) -> int:
         """How deep an engine on the learner's GPU sleeps during an update: `inference.sleep`, resolved. 0: not at
         all."""
@@ -80,6 +104,11 @@ class ConfigTree(Section):
         if self.actors.run_ahead:
             return 0
         return 1 if self.model.use_lora else 2
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """What an engine reads of this."""
+        return EngineSettings(self.model, self.inference, self.actors, self.training.seed, self.engine_sleep_level)
 
     @property
     def needs_reference(self) -> bool:

@@ -18,7 +18,7 @@ BACKENDS = {
     "sglang": "uirl.inference.sglang.engine:SGLangInferenceEngine",
     "openai": "uirl.inference.openai.engine:OpenAIInferenceEngine",
 }
-"""Name -> class with a constructor `from_config(config, loaded, *, shared)`, loaded when asked for."""
+"""Name -> class with a constructor `from_config(settings, loaded, *, shared)`, loaded when asked for."""
 
 
 def create_engine(config: ConfigStore, loaded: LoadedModel, *, shared: bool = False) -> InferenceEngine:
@@ -32,5 +32,5 @@ def create_engine(config: ConfigStore, loaded: LoadedModel, *, shared: bool = Fa
         raise ConfigError("inference.backend=scripted needs a script; make a ScriptedInferenceEngine in Python")
     if backend not in BACKENDS:
         raise ConfigError(f"inference.backend {backend!r} is not known; {did_you_mean(backend, BACKENDS)}")
-    engine: InferenceEngine = load(BACKENDS[backend]).from_config(config, loaded, shared=shared)
+    engine: InferenceEngine = load(BACKENDS[backend]).from_config(config.engine_settings, loaded, shared=shared)
     return engine

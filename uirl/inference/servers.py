@@ -13,7 +13,7 @@ from uirl.inference.models.unpacked import folder_of
 from uirl.inference.weight_files import WeightFiles, plain_parameters
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore, InferenceConfig
+    from uirl.config import InferenceConfig
 
 _OPENAI_KEY = "OPENAI_API_KEY"
 
@@ -33,12 +33,12 @@ def server_client(settings: InferenceConfig, url: str, *, key_variable: str = _O
     )
 
 
-def model_folder(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, *, program: str) -> str:
-    """Where `program` finds the model: its own folder or HF id, or one that is written here for a model that has none.
+def model_folder(name: str, loaded: LoadedModel, files: WeightFiles, *, program: str) -> str:
+    """Where `program` finds the model: its own folder or HF id `name`, or one that is written here for a model that has
+    none.
 
     Raises ContractError for a model that exists nowhere else and was loaded without weights.
     """
-    name = config.model.source
     if loaded.name == name and name not in BUILT_IN_MODELS:
         return folder_of(name)
     if loaded.device.type == "meta":

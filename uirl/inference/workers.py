@@ -30,7 +30,7 @@ from uirl.workers.supervisor import Supervisor, Transport
 from uirl.workers.worker import Worker, program_of
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore, RayConfig
+    from uirl.config import EngineSettings, RayConfig
 
 START_SECONDS = 1800.0
 """That a model may take to load."""
@@ -216,35 +216,36 @@ class RemoteEngine(InferenceEngine):
         return answered
 
 
-def engine_workers(config: ConfigStore, loaded: LoadedModel) -> Router:
-    """Return `config.actors.engines` engines in processes of their own, here or in Ray, as one engine; each loads the
-    model of the config when it is first asked. `loaded`: the learner's model, which the config must describe. Raises
-    ConfigError where Ray is asked for and there is no cluster."""
-    count, settings = config.actors.engines, config.ray
+def engine_workers(settings: EngineSettings, ray: RayConfig, threads: int | None, loaded: LoadedModel) -> Router:
+    """Return `actors.engines` engines in processes of their own, here or in Ray, as one engine; each loads the model of
+    `settings` when it is first asked. `threads`: of each one's arithmetic; None: its share. `loaded`: the learner's
+    model, which `settings` must describe. Raises ConfigError where Ray is asked for and there is no cluster."""
+    model, inference, actors = settings.model, settings.inference, settings.actors
+    count = actors.engines
     names = [f"engine-{number}" for number in range(count)]
-    whole = config.to_dict()
-    plain = {"model": whole["model"], "inference": whole["inference"], "training": {"seed": config.training.seed}}
-    plain["actors"] = {name: whole["actors"][name] for name in ("swap", "keep_cache")}
-    threads = config.training.threads
+    plain: dict[str, Any] = {
+        "model": model.to_dict(),
+        "inference": inference.to_dict(),
+        "training": {"seed": settings.seed},
+        "actors": {"swap": actors.swap, "keep_cache": actors.keep_cache},
+    }
     files: WeightStore
     transports: list[Transport]
-    if engines_in_ray(config):
-        plain["model"]["device"] = "cuda" if settings.engine_gpus > 0 else "cpu"
-        folder = config.model.local_path
+    if ray.use_ray:
+        plain["model"]["device"] = "cuda" if ray.engine_gpus > 0 else "cpu"
+        folder = model.local_path
         if folder is None and loaded.name not in BUILT_IN_MODELS and os.path.isdir(loaded.name):
             folder = loaded.name
         if folder is not None:
             plain["model"]["local_path"] = os.path.abspath(folder)
-        threads = threads or max(1, int(settings.engine_cpus))
-        needs = Needs(
-            settings.engine_cpus, settings.engine_gpus, None, "ray.engine_cpus, ray.engine_gpus", "actors.engines"
-        )
-        clusters = [RayCluster(settings.address, demand_of(settings, count)) for _ in names]  # the same: each leaves it
+        threads = threads or max(1, int(ray.engine_cpus))
+        needs = Needs(ray.engine_cpus, ray.engine_gpus, None, "ray.engine_cpus, ray.engine_gpus", "actors.engines")
+        clusters = [RayCluster(ray.address, demand_of(ray, count)) for _ in names]  # the same: each leaves it
         files = RayStore()
-        transports = [RayTransport(cluster, needs, settings.start_seconds, inside=True) for cluster in clusters]
+        transports = [RayTransport(cluster, needs, ray.start_seconds, inside=True) for cluster in clusters]
     else:
-        files = WeightFiles(config.inference.weights_dir, size=sum(p.nbytes for _, p in plain_parameters(loaded)))
-        plain["model"]["local_path"] = model_folder(config, loaded, files, program="an engine process")
+        files = WeightFiles(inference.weights_dir, size=sum(p.nbytes for _, p in plain_parameters(loaded)))
+        plain["model"]["local_path"] = model_folder(model.source, loaded, files, program="an engine process")
         if loaded.device.type == "cuda":
             plain["model"]["device"] = "cuda"  # the one that it sees
         if threads is None and loaded.device.type == "cpu":
@@ -256,12 +257,6 @@ def engine_workers(config: ConfigStore, loaded: LoadedModel) -> Router:
         for name, transport in zip(names, transports, strict=True)
     ]
     return Router(engines, names=names, files=files)
-
-
-def engines_in_ray(config: ConfigStore) -> int:
-    """Return how many engines of a run are in Ray."""
-    in_ray = config.ray.use_ray and config.inference.backend == "transformers"
-    return config.actors.engines if in_ray else 0
 
 
 def demand_of(settings: RayConfig, engines: int = 0) -> Demand:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uirl.algorithms import AdvantageOptions, Algorithm, AlgorithmSpec, LossOptions, PolicyLossOptions, get_algorithm
-from uirl.config import AlgorithmConfig, ConfigStore, TrainingConfig, WarmStartConfig
+from uirl.config import AlgorithmConfig, ConfigStore, InferenceConfig, ModelConfig, TrainingConfig, WarmStartConfig
 from uirl.config.rates import rate_of
 from uirl.errors import AlignmentError, ConfigError
 from uirl.inference.models.precision import dtype_of
@@ -55,7 +55,7 @@ class LearnerSettings:
         training.learning_rate = rate_of(config, "training")
         training.warm_start.learning_rate = rate_of(config, "warm_start")
         spec = algorithm.spec if algorithm else get_algorithm(training.adv_estimator)
-        limits = gap_limits(config)
+        limits = gap_limits(config.model, config.inference)
         loss = algorithm.loss_options() if algorithm else _loss_options(training, finer, spec)
         corrects_all = loss.get("options", PolicyLossOptions()).corrects_mismatch
         compares = corrects_all or (training.old_log_probs == "rollout" and spec.loss == "policy")
@@ -162,9 +162,8 @@ OTHER_ENGINE = GapLimits(largest=math.inf, mean=0.5)
 """Other kernels, possibly of other precision: single tokens may differ widely, a whole sample may not."""
 
 
-def gap_limits(config: ConfigStore) -> GapLimits | None:
-    """Return the limits for the engine of `config`; None: engine and learner are not meant to agree."""
-    inference, model = config.inference, config.model
+def gap_limits(model: ModelConfig, inference: InferenceConfig) -> GapLimits | None:
+    """Return the limits for the engine of a config; None: engine and learner are not meant to agree."""
     dropping = model.use_lora and model.lora.lora_dropout > 0
     if inference.filtered or dropping or inference.temperature == 0 or inference.backend == "openai":
         return None

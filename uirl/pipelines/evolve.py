@@ -267,10 +267,10 @@ class Evolution:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
-        judged = self.config.evolve.prefixes == "judge"
-        if judged:
-            self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
-        self._judge = judge_of(self.config) if judged else None
+        self._judge = None
+        if self.config.evolve.prefixes == "judge":
+            run = self.config.logging.run_name = run_name_for(self.config)  # on which the judge's calls are booked
+            self._judge = judge_of(self.config.verification, self.config.logging, run)
         self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge)
         self._loop = EventLoopThread("uirl-evolve")
         self._directory: RunDirectory | None = None
@@ -447,7 +447,7 @@ class Evolution:
 
     def _episodes(self, folder: RoundFolder) -> TrajectoryStore:
         """Return the episodes of a round, to be added to."""
-        store = TrajectoryStore(folder.episodes, origin=origin_of(self.config))
+        store = TrajectoryStore(folder.episodes, origin=origin_of(self.config.model, self.config.inference))
         store.hear(self._speakers)
         return store
 
@@ -487,7 +487,19 @@ class Evolution:
         policy = hash_of_weights(self._checkpoint(folder.number - 1))
         hashes = folder.hashes()
         behind = folder.facts()["collect"]["started_behind"]
-        card = data_card(self.config, folder.number, store, chosen, found, behind, policy=policy, hashes=hashes)
+        config, settings, evolve = self.config, self.config.verification, self.config.evolve
+        about = {
+            "environment": {"name": config.environment.name, "options": config.environment.options},
+            "policy": {"model": config.model.source, "sha256": policy},
+            "verifier": {
+                "episodes": (settings.rules if settings.enabled else None) or "the environment's word",
+                "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
+                "beginnings": evolve.prefixes,
+                "certified": evolve.certify and evolve.prefixes != "off",
+            },
+            "seed": config.training.seed,
+        }
+        card = data_card(about, folder.number, store, chosen, found, behind, hashes=hashes)
         folder.write_json("data_card.json", card)
         folder.write_text("README.md", as_markdown(card))
 

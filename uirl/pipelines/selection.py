@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uirl import __version__
-from uirl.config import ConfigStore, EvolveConfig
+from uirl.config import EvolveConfig
 from uirl.errors import StorageError
 from uirl.rollout.episode import derive_seed
 from uirl.runtime.files import storage_errors
@@ -145,19 +145,18 @@ def to_plain(example: Example) -> dict[str, Any]:
 
 
 def data_card(
-    config: ConfigStore,
+    about: Mapping[str, Any],
     number: int,
     store: TrajectoryStore,
     selection: Selection,
     found: Mapping[str, int],
     behind: Mapping[str, int],
     *,
-    policy: str,
     hashes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the card of a round. `found`: what the search for beginnings counted; `behind`: episodes that started
-    behind a beginning, and how many of them are solved; `policy`: hash of the policy that played; `hashes`: of the
-    files."""
+    """Return the card of a round. `about`: who played what (environment, policy) and how it was judged (verifier);
+    `found`: what the search for beginnings counted; `behind`: episodes that started behind a beginning, and how many of
+    them are solved; `hashes`: of the files."""
     played = store.list(split="train")
     kept = Counter(one.kind for one in selection.kept)
     by_task: dict[str, Counter[str]] = {}
@@ -167,11 +166,8 @@ def data_card(
         by_task[example.task][example.kind] += 1
     return {
         "round": number,
-        "environment": {"name": config.environment.name, "options": config.environment.options},
-        "policy": {"model": config.model.source, "sha256": policy},
-        "verifier": _verifier(config),
+        **about,
         "uirl": __version__,
-        "seed": config.training.seed,
         "episodes": len(played),
         "solved": sum(one.success is True and one.failure is None for one in played),
         "started_behind": dict(behind),
@@ -181,16 +177,6 @@ def data_card(
         "beginnings": dict(sorted(found.items())),
         "tasks": {name: dict(sorted(counts.items())) for name, counts in sorted(by_task.items())},
         "sha256": dict(sorted(hashes.items())),
-    }
-
-
-def _verifier(config: ConfigStore) -> dict[str, Any]:
-    settings, evolve = config.verification, config.evolve
-    return {
-        "episodes": "the environment's word" if not settings.enabled else (settings.rules or "the environment's word"),
-        "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
-        "beginnings": evolve.prefixes,
-        "certified": evolve.certify and evolve.prefixes != "off",
     }
 
 

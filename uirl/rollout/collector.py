@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from uirl.config import ConfigStore
+from uirl.config import EnvironmentConfig, InferenceConfig, RolloutConfig
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import RolloutFailure, is_round
@@ -74,27 +74,24 @@ class Collector:
     @classmethod
     def from_config(
         cls,
-        config: ConfigStore,
+        rollout: RolloutConfig,
+        settings: EnvironmentConfig,
         environment: BaseEnvironment,
         chat: ChatRenderer,
         images: ImageStore,
+        options: EpisodeOptions,
         *,
-        options: EpisodeOptions | None = None,
         workers: int = 1,
     ) -> Collector:
-        """Return the collector of a run's episodes in `environment`.
-
-        `options` None: those of the config. `workers`: how many processes share `rollout.parallel`.
-        """
-        rollout, settings = config.rollout, config.environment
+        """Return the collector of a run's episodes in `environment`; `workers` processes share `rollout.parallel`."""
         return cls(
             environment=environment,
             chat=chat,
             parser=create_parser(environment.action_format),
             images=images,
-            options=options or options_of(config),
+            options=options,
             parallel=math.ceil(rollout.parallel_limit / workers),
-            retries=rollout.retries if rollout.group_repair == "retry" else 0,
+            retries=rollout.repeats,
             step_timeout=settings.step_timeout or math.inf,
             reset_timeout=settings.reset_timeout or math.inf,
         )
@@ -187,13 +184,14 @@ def not_begun(spec: EpisodeSpec, error: RolloutFailure) -> Trajectory:
     return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure, level=spec.level)
 
 
-def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> EpisodeOptions:
-    """Return how the config says that episodes are played."""
-    rollout = config.rollout
+def options_of(
+    turns: int, rollout: RolloutConfig, inference: InferenceConfig, reward_fn: RewardFunction | None
+) -> EpisodeOptions:
+    """Return how the config says that episodes are played, with at most `turns` turns."""
     return EpisodeOptions(
-        limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
+        limits=EpisodeLimits(turns, rollout.max_tokens, rollout.max_seconds),
         window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.keep_images),
         reward_fn=reward_fn,
-        system_prompt=config.inference.system_prompt,
-        fed_as_learner=config.inference.backend != "openai",
+        system_prompt=inference.system_prompt,
+        fed_as_learner=inference.backend != "openai",
     )

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from uirl.config import ConfigStore
+from uirl.config import InferenceConfig, ModelConfig
 from uirl.errors import StorageError
 from uirl.runtime.files import require_plain, storage_errors, write_atomically
 
@@ -190,14 +190,15 @@ _SERVERS = ("vllm", "sglang")
 """Backends with the name of the package that samples."""
 
 
-def origin_of(config: ConfigStore, packages: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+def origin_of(
+    model: ModelConfig, inference: InferenceConfig, packages: Sequence[str] = (), **more: Any
+) -> dict[str, Any]:
     """Return what a store records of the trajectories of a run: versions of the software (of further `packages` too),
     model and engine, and `more`.
 
     It is the same for equal configs on equal machines, so that a store keeps it once.
     """
-    model, backend = config.model, config.inference.backend
-    packages = [*_PACKAGES, *packages]
+    backend, packages = inference.backend, [*_PACKAGES, *packages]
     packages += [backend] if backend in _SERVERS else []
     packages += ["peft"] if model.use_lora else []
     packages += ["bitsandbytes"] if model.quantization is not None else []

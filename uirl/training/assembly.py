@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, InferenceConfig, WarmStartConfig
 from uirl.environments import BaseEnvironment, create_environment
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
@@ -51,7 +51,8 @@ class Assembly:
     @property
     def warm_starts(self) -> bool:
         """Whether the run begins with supervised learning: `training.warm_start.enabled`, resolved."""
-        return _warm_starts(self.config, self.environment)
+        _require_demonstrator(self.config.training.warm_start, self.environment, self.config.environment.label)
+        return self.config.wants_warm_start and self.environment.has_demonstrator
 
     @property
     def unused_demonstrator(self) -> bool:
@@ -62,10 +63,12 @@ class Assembly:
             and not self.warm_starts
         )
 
-    async def publish(self) -> None:
-        """Make the policy as it is now what the engine samples from."""
-        weights, adapter = self.learner.policy.update_for(self.engine)
-        await self.engine.update_weights(weights, self.learner.version, adapter=adapter)
+    async def publish(self, send: Callable[..., Awaitable[None]] | None = None) -> None:
+        """Make the policy as it is now what is sampled from. `send`: `Channel.publish`; None: the engine alone."""
+        send = send or self.engine.update_weights
+        with doing("the engine gets the weights"):
+            weights, adapter = self.learner.policy.update_for(self.engine)
+            await send(weights, self.learner.version, adapter=adapter)
 
     def forget_pictures(self, moment: float) -> None:
         """Drop the pictures that did not come since `moment`, in seconds since 1970: no sample needs them any more.
@@ -118,73 +121,63 @@ def assemble(
     require_tasks_arrive(evaluation, tasks.evaluation, of_environment=tasks.of_environment)
     if for_training:
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
-        require_shared_instances(environment, tasks.train, config)
-        _warm_starts(config, environment)
+        require_shared_instances(environment, tasks.train, config.training.adv_estimator, settings.reset_timeout)
+        _require_demonstrator(config.training.warm_start, environment, settings.label)
     judged = config.verification.enabled and config.verification.judge is not None
     if judged and for_training:
         # a run without a name gets one now, on which the judge's calls are booked, and has no other later
         config.logging.run_name = run_name_for(config)
-    verifier = verifier_of(config, run_name_for(config) if judged else None)
+    verifier = verifier_of(config.verification, config.logging, run_name_for(config) if judged else "")
     if verifier is not None and reward_fn is not None:
         raise ConfigError(
             "got a reward_fn and verification.enabled=true, which each give the reward of an episode; leave one out"
         )
-    policy = policy or _policy_of(config)
-    images = _images_of(config)
+    if policy is None:
+        with doing(f"loading {config.model.source}"):
+            policy = Policy.from_config(config)
+            policy.loaded.require_saved()
+    rollout, actors = config.rollout, config.actors
+    # in memory or, where other processes play, in a folder that they share
+    shares = config.ray.use_ray or actors.processes > 0
+    images = SharedImageStore(SharedPictures.make(actors.pictures)) if shares else ImageStore()
     learner = Learner(policy, config, images)
     chat = chat_for(policy.loaded, environment)
-    options = options_of(config, reward_fn or verifier)
+    options = options_of(config.turn_limit, rollout, config.inference, reward_fn or verifier)
+    # on the learner's own module, on a copy where actors run ahead of it, or in processes of their own, here or in Ray
+    embedded = config.inference.backend == "transformers"
+    if actors.engines and embedded:
+        engine: InferenceEngine = engine_workers(
+            config.engine_settings, config.ray, config.training.threads, policy.loaded
+        )
+    else:
+        ahead = actors.run_ahead and embedded
+        engine = create_engine(config, copy_of(policy.loaded) if ahead else policy.loaded, shared=not ahead)
     return Assembly(
         config=config,
         environment=environment,
         eval_environment=evaluation,
         tasks=tasks,
         learner=learner,
-        engine=_engine_of(config, policy),
+        engine=engine,
         chat=chat,
         images=images,
-        collector=Collector.from_config(config, environment, chat, images, options=options),
-        eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
+        collector=Collector.from_config(rollout, settings, environment, chat, images, options),
+        eval_collector=Collector.from_config(rollout, settings, evaluation, chat, images, options),
         verifier=verifier,
     )
 
 
-def _warm_starts(config: ConfigStore, environment: BaseEnvironment) -> bool:
-    """Return whether a run warm-starts. Raises ConfigError where that was asked for and there is no demonstrator."""
-    if config.training.warm_start.enabled and not environment.has_demonstrator:
+def _require_demonstrator(settings: WarmStartConfig, environment: BaseEnvironment, label: str) -> None:
+    """Raise ConfigError where a warm start was asked for and there is no demonstrator."""
+    if settings.enabled and not environment.has_demonstrator:
         raise ConfigError(
-            f"training.warm_start.enabled=true: got {config.environment.label}, which has no demonstrator "
-            "(`expert_action`); expected one to learn from. Set training.warm_start.enabled=null"
+            f"training.warm_start.enabled=true: got {label}, which has no demonstrator (`expert_action`); expected one "
+            "to learn from. Set training.warm_start.enabled=null"
         )
-    return config.wants_warm_start and environment.has_demonstrator
 
 
-def _policy_of(config: ConfigStore) -> Policy:
-    with doing(f"loading {config.model.source}"):
-        policy = Policy.from_config(config)
-        policy.loaded.require_saved()
-        return policy
-
-
-def _images_of(config: ConfigStore) -> ImageStore:
-    """Return the store of pictures: in memory or, where other processes play, in a folder that they share."""
-    if not config.ray.use_ray and config.actors.processes == 0:
-        return ImageStore()
-    return SharedImageStore(SharedPictures.make(config.actors.pictures))
-
-
-def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
-    """Return the engine: on the learner's own module, on a copy of it where actors run ahead of the learner, or several
-    in processes of their own, here or in Ray."""
-    if config.actors.engines and config.inference.backend == "transformers":
-        return engine_workers(config, policy.loaded)
-    ahead = config.actors.run_ahead and config.inference.backend == "transformers"
-    return create_engine(config, copy_of(policy.loaded) if ahead else policy.loaded, shared=not ahead)
-
-
-def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:
+def sampling_of(inference: InferenceConfig, temperature: float | None = None) -> SamplingParams:
     """Return the sampling parameters of the config."""
-    inference = config.inference
     return SamplingParams(
         max_tokens=inference.max_tokens,
         temperature=inference.temperature if temperature is None else temperature,

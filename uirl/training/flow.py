@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from uirl.algorithms import AlgorithmSpec
-from uirl.config import ConfigStore
+from uirl.config import ActorsConfig
 from uirl.errors import RolloutFailure, is_round
+from uirl.learner.settings import LearnerSettings
 from uirl.training.channels.base import Channel, Group
 from uirl.training.evaluation.evaluation import require_evidence
 from uirl.training.groups_with_signal import NO_SIGNAL, is_kept, live_groups
@@ -211,14 +211,17 @@ class Flow:
     """
 
     def __init__(
-        self, channel: Channel, tasks: TaskSource, config: ConfigStore, spec: AlgorithmSpec, state: RunState
+        self, channel: Channel, tasks: TaskSource, actors: ActorsConfig, settings: LearnerSettings, state: RunState
     ) -> None:
         self.channel, self._state = channel, state
-        self._tasks, self._config, self._spec = tasks, config, spec
-        self._bound = _bound_of(config)
+        self._tasks, self._actors, self._settings = tasks, actors, settings
+        self._gamma = settings.training.gamma if settings.spec.needs_turns else None
+        limits = StalenessLimits(actors.max_gap, actors.min_ess)
+        bound = actors.staleness
+        self._bound = StalenessBound(limits=limits) if bound == "auto" else StalenessBound(bound)
         if state.pace:
             self._bound.load_state_dict(state.pace["staleness"])
-        self._batch = config.training.batch_size // config.training.episodes_per_group
+        self._batch = settings.training.groups
         self._accepted = state.step * self._batch  # so that no burst follows a resume
         self._order: dict[str, int] = {}
         self._count = 0
@@ -243,10 +246,9 @@ class Flow:
         it. Raises RolloutFailure where nothing is left to learn from.
         """
         collection = Collection()
-        gamma = self._config.training.gamma if self._spec.needs_turns else None
         taken = await self._take(self._batch, updates, version, collection, activity)
-        for _ in range(self._config.algorithm.max_resamples if self._spec.needs_group else 0):
-            alive = {group.id for group in live_groups(taken, turn_gamma=gamma)}
+        for _ in range(self._settings.algorithm.max_resamples if self._settings.spec.needs_group else 0):
+            alive = {group.id for group in live_groups(taken, turn_gamma=self._gamma)}
             dead = [i for i, group in enumerate(taken) if group.id not in alive]
             if not dead:
                 break
@@ -269,7 +271,7 @@ class Flow:
                 f"none of the {len(taken)} groups of this update has {floor} usable episodes (actors.group_floor); the "
                 "failures of the run's episodes say why"
             )
-        if not self._config.actors.run_ahead:
+        if not self._actors.run_ahead:
             collection.given_up["surplus"] += len(self.channel.episodes_outstanding)
             await self.give_up("surplus")
         return collection
@@ -277,15 +279,15 @@ class Flow:
     def book(self, collection: Collection, update: Mapping[str, Any]) -> None:
         """Book the episodes of an update that is done, by its metrics. Raises LedgerError where the ledger does not
         balance."""
-        algorithm, gamma = self._config.algorithm, self._config.training.gamma if self._spec.needs_turns else None
-        alive = {group.id for group in live_groups(collection.groups, turn_gamma=gamma)}
+        algorithm = self._settings.algorithm
+        alive = {group.id for group in live_groups(collection.groups, turn_gamma=self._gamma)}
         for group in collection.groups:
             usable = _usable(group)
             if update.get("skipped"):
                 self.ledger.drop(usable, "update skipped")
-            elif self._spec.needs_group and algorithm.skip_dead_groups and group.id not in alive:
+            elif self._settings.spec.needs_group and algorithm.skip_dead_groups and group.id not in alive:
                 self.ledger.drop(usable, "no signal")
-            elif self._spec.loss == "rejection_sampling":
+            elif self._settings.spec.loss == "rejection_sampling":
                 low = {id for id, t in usable.items() if not is_kept(t, algorithm.reward_threshold)}
                 self.ledger.drop(low, "below reward_threshold")
                 self.ledger.train(usable.keys() - low)
@@ -336,11 +338,11 @@ class Flow:
 
     def _top_up(self, updates: int) -> None:
         """Order as many groups as the capacity allows."""
-        config, running = self._config, len(self.channel.outstanding)
-        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + config.actors.spare_groups
+        actors, running = self._actors, len(self.channel.outstanding)
+        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + actors.spare_groups
         if room <= 0:
             return
-        members = config.training.episodes_per_group + config.actors.spare_members
+        members = self._settings.training.episodes_per_group + actors.spare_members
         for specs in self._tasks.groups(room, members):
             self.ledger.order(spec.trajectory_id for spec in specs)
             self._order[specs[0].group_id], self._count = self._count, self._count + 1
@@ -363,10 +365,3 @@ def _usable(group: Group) -> dict[str, Trajectory]:
     """Return id of the episode ordered -> its trajectory, of those that are evidence."""
     pairs = zip(group.episodes, group.trajectories, strict=True)
     return {id: trajectory for id, trajectory in pairs if trajectory.failure is None}
-
-
-def _bound_of(config: ConfigStore) -> StalenessBound:
-    actors = config.actors
-    if actors.staleness == "auto":
-        return StalenessBound(limits=StalenessLimits(actors.max_gap, actors.min_ess))
-    return StalenessBound(actors.staleness)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from uirl.algorithms import at_most, differ, get_algorithm
-from uirl.config import ConfigStore
+from uirl.config import AlgorithmConfig, TrainingConfig
 from uirl.types import Trajectory
 
 NO_SIGNAL = (
@@ -38,11 +38,11 @@ def live_groups(groups: Sequence[G], *, turn_gamma: float | None = None) -> list
     return [group for group in groups if members_differ(group.usable, turn_gamma)]
 
 
-def signal_of(config: ConfigStore) -> Callable[[Sequence[Trajectory]], bool | None]:
-    """Return what says whether the estimator of `config` finds something to learn in the usable members of a group;
+def signal_of(training: TrainingConfig, algorithm: AlgorithmConfig) -> Callable[[Sequence[Trajectory]], bool | None]:
+    """Return what says whether the estimator of `training` finds something to learn in the usable members of a group;
     None: it compares none, so that the group says nothing of it."""
-    spec, algorithm = get_algorithm(config.training.adv_estimator), config.algorithm
-    gamma = config.training.gamma if spec.needs_turns else None
+    spec = get_algorithm(training.adv_estimator)
+    gamma = training.gamma if spec.needs_turns else None
     if spec.needs_group:
         return lambda members: members_differ(members, gamma)
     if spec.loss == "rejection_sampling":

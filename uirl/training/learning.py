@@ -18,7 +18,7 @@ class Learning:
     def __init__(self, parts: Assembly) -> None:
         config = parts.config
         self._learner, self._threads = parts.learner, config.training.threads
-        self._steps = StepCredit(config, parts.environment, parts.images.get)
+        self._steps = StepCredit(config.algorithm, config.environment, parts.environment, parts.images.get)
         self._alone = not config.actors.run_ahead
         self._thread = WorkerThread("uirl-learner", self.use_threads)
 

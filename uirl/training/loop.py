@@ -169,7 +169,7 @@ class RLTrainer:
         channel.on_finished = self._write_down
         try:
             if not self._parts.engine.takes_weights:
-                await self._publish(channel)  # the engine says why not, before there is a run directory
+                await self._parts.publish(channel.publish)  # the engine says why not, before there is a run directory
             record = self._open_record()
             goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
@@ -188,7 +188,8 @@ class RLTrainer:
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
             self._channel = channel
-            await self._interrupt.give_up(self._publish(channel))  # an engine may load its model for minutes
+            # an engine may load its model for minutes
+            await self._interrupt.give_up(self._parts.publish(channel.publish))
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
             await channel.close()  # nobody writes episodes down any more
@@ -204,7 +205,7 @@ class RLTrainer:
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
         state.ledger.drop(list(state.ledger.in_flight), "interrupted")  # by the run that this one continues
-        flow = Flow(channel, self.tasks, self.config, self.learner.settings.spec, state)
+        flow = Flow(channel, self.tasks, self.config.actors, self.learner.settings, state)
         with self._parts.images.holding():  # pictures go with the update that learned from them
             while state.pending is not None or (reason := state.stop_reason(self.config.training, goal)) is None:
                 if state.pending is None:
@@ -224,7 +225,7 @@ class RLTrainer:
             await self._parts.engine.sleep()  # where it is on the learner's GPU; the new weights wake it
             update = await self._learning.update(collection.learned, record.keeper(self._state.step + 1))
             updated = time.perf_counter()
-            await self._publish(flow.channel)
+            await self._parts.publish(flow.channel.publish)
         flow.book(collection, update)
         flow.adapt(update)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
@@ -255,11 +256,6 @@ class RLTrainer:
         settle_outcomes(collection.played, self._state.speakers)
         self.tasks.report(collection.played, self._state.step + 1)
         return collection
-
-    async def _publish(self, channel: Channel) -> None:
-        with doing("the engine gets the weights"):
-            weights, adapter = self.learner.policy.update_for(self._parts.engine)
-            await channel.publish(weights, self.learner.version, adapter=adapter)
 
     async def _begin(self, channel: Channel) -> None:
         """Run the warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
@@ -331,8 +327,8 @@ class RLTrainer:
         state.settle()
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
-        policy = self.learner.policy
-        summary = summary_of(state, after, controls, reason=reason, config=self.config, policy=policy)
+        policy, training = self.learner.policy, self.config.training
+        summary = summary_of(state, after, controls, reason=reason, training=training, policy=policy)
         summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
         record.finish(summary)
         tell(summary, state, after, record)
@@ -370,7 +366,7 @@ class RLTrainer:
     def _open_record(self) -> RunRecord:
         """Return the run directory, made or continued at first use."""
         if self._record is None:
-            record = RunRecord.open(self.config, self._parts.images)
+            record = RunRecord(self.config, self._parts.images)
             try:
                 settings = self.config.checkpoint
                 if settings.resume and not self._restored:

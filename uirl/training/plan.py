@@ -6,15 +6,16 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 from PIL import Image
 
 from uirl.algorithms import get_algorithm
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, InferenceConfig, LoraConfig, ModelConfig
 from uirl.config.rates import choose_rates
 from uirl.config.relations import broken_for_training
 from uirl.config.sections.rollout import PARALLEL
@@ -93,51 +94,6 @@ class Workload:
         )
 
 
-def workload_of(
-    config: ConfigStore, loaded: LoadedModel, *, picture: tuple[int, int] = PICTURE, tokens: int | None = None
-) -> Workload:
-    """Return the workload of a run. `picture`: width and height of a screenshot. `tokens`: of the longest sequence;
-    None: what the config bounds it to, or what its turns add up to."""
-    inference, training, rollout = config.inference, config.training, config.rollout
-    own = config.environment.options.get("max_turns")
-    turns = min(config.turn_limit, own) if isinstance(own, int) else config.turn_limit
-    of_picture = 0 if loaded.vision is None else loaded.vision.tokens_of(picture)
-    segments = memory.rows_of_episode(turns, rollout.max_images, rollout.keep_images)
-    shown = max(segments) if of_picture else 0
-    # a window of pictures drops only these: the words of all turns stay
-    whole = OPENING + turns * (TEXT + inference.max_tokens) + shown * of_picture
-    budget = None if rollout.token_budget is None else OPENING + rollout.token_budget + inference.max_tokens
-    bounds = {
-        "the model's positions": loaded.max_positions,
-        "inference.max_context": inference.max_context,
-        "rollout.max_tokens": rollout.max_tokens,
-        "rollout.token_budget": budget,
-        "--tokens": tokens,
-    }
-    limits = {name: bound for name, bound in bounds.items() if bound is not None}
-    bound = min(limits, key=lambda name: limits[name])
-    longest = min(whole, limits[bound]) if tokens is None else limits[bound]
-    samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
-    rows, width = _largest_micro_batch(samples, longest, training.micro_batch_limit)
-    pictures, each = (min(shown, max(0, n - 2) // of_picture) if of_picture else 0 for n in (longest, width))
-    at_once = min(rollout.parallel_limit, max(training.batch_size, training.eval_episodes), inference.max_batch_size)
-    return Workload(
-        longest=longest,
-        rows=rows,
-        width=width,
-        replies=min(turns * inference.max_tokens, width - each * of_picture - 1),
-        pictures=pictures,
-        pictures_each=each,
-        picture=picture,
-        picture_tokens=of_picture,
-        # of a shorter width, sequences of the longest are more than one micro-batch
-        alone=samples == rows and width == longest,
-        episodes=at_once,
-        prefill_rows=min(at_once, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
-        bound=bound if longest == limits[bound] else None,
-    )
-
-
 def _largest_micro_batch(samples: int, longest: int, limit: int) -> tuple[int, int]:
     """Return (samples, tokens of each) of the micro-batch with the most tokens, of `samples` of up to `longest` tokens:
     two sequences of half the limit are more than one of a little over half."""
@@ -190,10 +146,9 @@ class Described:
     shape: Shape
 
     @staticmethod
-    def of(config: ConfigStore) -> Described:
+    def of(model: ModelConfig) -> Described:
         """Return the model of a run. Raises CheckpointError where its config or its tokenizer cannot be read."""
-        section = config.model.model_copy(update={"dtype": "float32", "device": "cpu"})
-        loaded = load_model(section, seed=config.training.seed, weights=False)
+        loaded = load_model(model.model_copy(update={"dtype": "float32", "device": "cpu"}), weights=False)
         keep_less(loaded.model)
         return Described(loaded, memory.shape_of(loaded.model))
 
@@ -207,20 +162,20 @@ def plan_of(
     tokens: int | None = None,
     model: Described | None = None,
 ) -> Plan:
-    """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`,
-    `tokens`: see `workload_of`. `model`: that of the run, where a caller has it.
+    """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`:
+    width and height of a screenshot. `tokens`: of the longest sequence; None: what the config bounds it to, or what its
+    turns add up to. `model`: that of the run, where a caller has it.
 
     Raises CheckpointError where the config or the tokenizer of the model cannot be read.
     """
-    model = model or Described.of(config)
-    work = workload_of(config, model.loaded, picture=picture, tokens=tokens)
-    run = _Run(config, model, work, gpu)
+    model = model or Described.of(config.model)
+    run = _Run(config, model, picture, tokens, gpu)
     here = config.inference.backend == "transformers" and not config.actors.engines
     may = None if limit is None else (1 - FREE) * limit
     states = run.states()
     waiting = {name: size for name, size in states.items() if name not in (GRADIENTS, BEFORE)}
     beside = {"contexts, libraries": PROCESS} | ({} if gpu else {"pictures kept": run.pictures_kept()})
-    awake = {"engine": _engine(config, limit)}
+    awake = {"engine": _engine(config.inference, limit)}
     asleep = {"engine, asleep": ASLEEP} if gpu and config.engine_sleep_level else awake
     playing = waiting | beside | awake
     cache: dict[str, float] = {}
@@ -237,16 +192,15 @@ def plan_of(
         Moment(where, UPDATE, _there(run.update(states) | beside | asleep | ahead), may),
         Moment(where, PLAYING, _there(playing | cache), may),
     )
-    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), work, moments, states)
+    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), run.work, moments, states)
 
 
 def _there(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: float(size) for name, size in parts.items() if size > 0}
 
 
-def _engine(config: ConfigStore, limit: float | None) -> float:
+def _engine(inference: InferenceConfig, limit: float | None) -> float:
     """Return the bytes that an engine of its own takes of the GPU."""
-    inference = config.inference
     if inference.backend not in ("vllm", "sglang") or inference.server_url is not None or limit is None:
         return 0.0
     name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
@@ -257,14 +211,62 @@ def _engine(config: ConfigStore, limit: float | None) -> float:
 class _Run:
     """The bytes of a run, part by part."""
 
-    def __init__(self, config: ConfigStore, model: Described, work: Workload, gpu: bool) -> None:
-        self.config, self.loaded, self.shape, self.work = config, model.loaded, model.shape, work
+    def __init__(
+        self, config: ConfigStore, model: Described, picture: tuple[int, int], tokens: int | None, gpu: bool
+    ) -> None:
+        self.config, self.loaded, self.shape = config, model.loaded, model.shape
+        self.work = work = self.workload(picture, tokens)
         self.itemsize = DTYPES[dtype_of(config.model, gpu=gpu)].itemsize
-        self.adapters = _adapters(config, model.loaded) if config.model.use_lora else []
-        self.trained = self.adapters or _trainable(config, model.loaded)
+        self.adapters = _adapters(config.model.lora, model.loaded) if config.model.use_lora else []
+        self.trained = self.adapters or _trainable(model.loaded, freeze_vision=config.model.freeze_vision)
         self.critic = get_algorithm(config.training.adv_estimator).needs_critic
         self.vision = self.shape.vision if work.pictures else None
         self.eyes_trained = config.model.lora.vision if config.model.use_lora else not config.model.freeze_vision
+
+    def workload(self, picture: tuple[int, int], tokens: int | None) -> Workload:
+        """Return what it holds at most. `picture`: width and height of a screenshot. `tokens`: of the longest sequence;
+        None: what the config bounds it to, or what its turns add up to."""
+        config, loaded = self.config, self.loaded
+        inference, training, rollout = config.inference, config.training, config.rollout
+        own = config.environment.options.get("max_turns")
+        turns = min(config.turn_limit, own) if isinstance(own, int) else config.turn_limit
+        of_picture = 0 if loaded.vision is None else loaded.vision.tokens_of(picture)
+        segments = memory.rows_of_episode(turns, rollout.max_images, rollout.keep_images)
+        shown = max(segments) if of_picture else 0
+        # a window of pictures drops only these: the words of all turns stay
+        whole = OPENING + turns * (TEXT + inference.max_tokens) + shown * of_picture
+        budget = None if rollout.token_budget is None else OPENING + rollout.token_budget + inference.max_tokens
+        bounds = {
+            "the model's positions": loaded.max_positions,
+            "inference.max_context": inference.max_context,
+            "rollout.max_tokens": rollout.max_tokens,
+            "rollout.token_budget": budget,
+            "--tokens": tokens,
+        }
+        limits = {name: bound for name, bound in bounds.items() if bound is not None}
+        bound = min(limits, key=lambda name: limits[name])
+        longest = min(whole, limits[bound]) if tokens is None else limits[bound]
+        samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
+        rows, width = _largest_micro_batch(samples, longest, training.micro_batch_limit)
+        pictures, each = (min(shown, max(0, n - 2) // of_picture) if of_picture else 0 for n in (longest, width))
+        at_once = min(
+            rollout.parallel_limit, max(training.batch_size, training.eval_episodes), inference.max_batch_size
+        )
+        return Workload(
+            longest=longest,
+            rows=rows,
+            width=width,
+            replies=min(turns * inference.max_tokens, width - each * of_picture - 1),
+            pictures=pictures,
+            pictures_each=each,
+            picture=picture,
+            picture_tokens=of_picture,
+            # of a shorter width, sequences of the longest are more than one micro-batch
+            alone=samples == rows and width == longest,
+            episodes=at_once,
+            prefill_rows=min(at_once, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
+            bound=bound if longest == limits[bound] else None,
+        )
 
     def states(self) -> dict[str, float]:
         """Return what stays: two moments of what is trained, and float32 masters of what is narrower."""
@@ -370,23 +372,21 @@ class _Run:
         return numbers / self.vision.patch_numbers
 
 
-def _trainable(config: ConfigStore, loaded: LoadedModel) -> list[int]:
+def _trainable(loaded: LoadedModel, *, freeze_vision: bool) -> list[int]:
     """Return the numbers of each weight that is trained without adapters. Raises ConfigError for a text model whose
     vision tower shall be frozen."""
     loaded.model.requires_grad_(True)
-    if config.model.freeze_vision:
+    if freeze_vision:
         lora.freeze_vision(loaded.model, loaded.name)
     return [parameter.numel() for parameter in loaded.model.parameters() if parameter.requires_grad]
 
 
-def _adapters(config: ConfigStore, loaded: LoadedModel) -> list[int]:
+def _adapters(settings: LoraConfig, loaded: LoadedModel) -> list[int]:
     """Return the numbers of each matrix of the adapters. Raises ConfigError where no layer is adapted."""
     out: list[int] = []
-    rank = config.model.lora.r
-    targets = lora.target_modules(loaded.model, config.model.lora)
-    for name in targets.weights:
+    for name in lora.target_modules(loaded.model, settings).weights:
         *experts, one, other = loaded.model.get_parameter(name).shape
-        out += [rank * math.prod(experts) * one, rank * math.prod(experts) * other]
+        out += [settings.r * math.prod(experts) * one, settings.r * math.prod(experts) * other]
     return out
 
 
@@ -402,8 +402,8 @@ class Settled:
     """Key -> value of those that were null."""
     plan: Plan | None = None
     """What the plan says of `config`; None: it was not asked, as for a built-in model."""
-    again: Callable[[ConfigStore], Plan] | None = None
-    """Plans another config."""
+    how: Mapping[str, Any] = field(default_factory=dict)
+    """How it is planned: the keyword arguments of `plan_of`."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{key}={_written(value)}" for key, value in self.chosen.items())
@@ -411,14 +411,23 @@ class Settled:
         how = "" if asked is None else "; it does not fit: ".join(["by the plan", *asked.problems])
         return f"chosen for this model and its device: {values}{how and f' ({how})'}"
 
+    def tried(self, changes: Sequence[str]) -> Plan | None:
+        """Return the plan with `changes` of keys; None: they do not go together in a run that learns."""
+        try:
+            changed = self.config.override(changes)
+            goes = set(broken_for_training(changed)) <= set(broken_for_training(self.config))
+            return plan_of(changed, **self.how) if goes else None
+        except ConfigError:
+            return None
+
 
 AMPLE: dict[str, Any] = {CHECKPOINTING: False, TOKENS: MICRO_BATCH_TOKENS, AT_ONCE: PARALLEL}
 """The three keys that follow from memory, where it is no limit."""
 
 
-def memory_here(config: ConfigStore) -> tuple[bool, int | None]:
-    """Return (whether the run is on a GPU, all bytes of that GPU or of this machine; None: unknown)."""
-    device = device_of(config.model.device)
+def memory_here(named: str) -> tuple[bool, int | None]:
+    """Return (whether `model.device` is a GPU, all bytes of that GPU or of this machine; None: unknown)."""
+    device = device_of(named)
     if device.type == "cuda":
         return True, torch.cuda.get_device_properties(device).total_memory
     return False, whole_memory()
@@ -442,37 +451,31 @@ def settle(
     """
     config, model = config.model_copy(deep=True), config.model
     config.logging.keep_home()
-    gpu, limit = memory_here(config) if here is None else here
+    gpu, limit = memory_here(model.device) if here is None else here
     chosen: dict[str, Any] = {}
     if model.dtype is None:
         loaded = None if policy is None else str(policy.loaded.dtype).removeprefix("torch.")
         chosen["model.dtype"] = config.model.dtype = loaded or dtype_of(model, gpu=gpu)  # type: ignore[assignment]
     chosen |= choose_rates(config, phases)
-    if "training" in phases and config.training.entropy_coef is None:
-        chosen["training.entropy_coef"] = config.training.entropy_coef = config.entropy_coef
     ample = AMPLE | ({} if policy is None else {CHECKPOINTING: policy.gradient_checkpointing})
-    found = {key: value for key, value in ample.items() if _value(config, key) is None}
+    found = {key: value for key, value in ample.items() if attrgetter(key)(config) is None}
     if policy is not None or limit is None or model.built_in:
-        return Settled(_with(config, found), chosen | found)
-    sizes |= {"model": sizes.get("model") or Described.of(config)}
-
-    def plan(of: ConfigStore) -> Plan:
-        return plan_of(of, limit=limit, gpu=gpu, **sizes)
-
-    found = _planned(config, found, plan)
-    config = _with(config, found)
-    return Settled(config, chosen | found, plan(config), plan)
+        return Settled(config.with_keys(found), chosen | found)
+    how = sizes | {"model": sizes.get("model") or Described.of(config.model), "limit": limit, "gpu": gpu}
+    found = _planned(found, lambda values: plan_of(config.with_keys(values), **how))
+    settled = config.with_keys(found)
+    return Settled(settled, chosen | found, plan_of(settled, **how), how)
 
 
-def _planned(config: ConfigStore, found: dict[str, Any], plan: Callable[[ConfigStore], Plan]) -> dict[str, Any]:
+def _planned(found: dict[str, Any], plan: Callable[[dict[str, Any]], Plan]) -> dict[str, Any]:
     """Return the values of the open keys `found` that fit, in the order of what they cost: fewer sequences in a
     micro-batch, down to `ENOUGH` tokens; then activations are computed again; then fewer sequences still. And fewer
     episodes are played at once."""
 
     def fits(moment: str, **more: Any) -> bool:
-        return plan(_with(config, found | more)).fits(moment)
+        return plan(found | more).fits(moment)
 
-    work = plan(_with(config, found)).workload
+    work = plan(found).workload
     for again in ({}, {CHECKPOINTING: True}) if CHECKPOINTING in found else ({},):
         found = found | again
         if fits(UPDATE):
@@ -494,22 +497,8 @@ def _most(highest: int, fits: Callable[[int], bool]) -> int:
     return max(1, bisect_left(range(1, highest + 1), True, key=lambda n: not fits(n)))
 
 
-def _value(config: ConfigStore, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
-
-
 def _written(value: Any) -> str:
     return json.dumps(value).strip('"')
-
-
-def _with(config: ConfigStore, values: Mapping[str, Any]) -> ConfigStore:
-    """Return a copy of `config` with `values` of the keys that follow from memory."""
-    config = config.model_copy(deep=True)
-    for key, value in values.items():
-        section, _, name = key.partition(".")
-        setattr(getattr(config, section), name, value)
-    return config
 
 
 # what would fit
@@ -519,8 +508,8 @@ def require_room(settled: Settled) -> None:
     """Raise ConfigError where what a run keeps for good (weights, gradients, optimiser, copies) is more than all the
     memory there is. What only its longest sequences take does not count: they may never come, and micro-batches
     shrink."""
-    plan, config = settled.plan, settled.config
-    if plan is None or settled.again is None:
+    plan = settled.plan
+    if plan is None:
         return
     moment, kept = plan.moments[0], sum(plan.kept.values())
     whole = (moment.limit or math.inf) / (1 - FREE)
@@ -528,25 +517,30 @@ def require_room(settled: Settled) -> None:
         return
     parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.kept.items() if size)
     raise ConfigError(
-        f"{config.model.source} cannot be trained here: got {parts}, {gib(kept)} GiB in all, expected at most the "
-        f"{gib(whole)} GiB of this {'GPU' if moment.where == 'GPU' else 'machine'}; "
-        f"{advice(*remedies(config, plan, settled.again))}. `uirl plan` says what takes how much"
+        f"{settled.config.model.source} cannot be trained here: got {parts}, {gib(kept)} GiB in all, expected at most "
+        f"the {gib(whole)} GiB of this {'GPU' if moment.where == 'GPU' else 'machine'}; "
+        f"{advice(*remedies(settled, plan))}. `uirl plan` says what takes how much"
     )
 
 
-def remedies(config: ConfigStore, plan: Plan, again: Callable[[ConfigStore], Plan]) -> tuple[list[str], Plan]:
-    """Return (changes of keys, the plan with all of them and nothing else). `again`: plans another config.
+def remedies(settled: Settled, plan: Plan) -> tuple[list[str], Plan]:
+    """Return (changes of keys, the plan with all of them and nothing else). `plan`: that of `settled`.
 
     Changes that cost time alone come first, then those that cost learning. None is among those that fit without which
     it fits too.
     """
     kept: list[str] = []
-    for change in _changes(config, plan):
-        tried = _tried(config, more := _together(config, kept, change), again) if plan.problems else None
+    for change in _changes(settled, plan):
+        if not plan.problems:
+            break
+        merged = dict(part.split("=", 1) for part in (*kept, *change))
+        # without what the config says already
+        more = [f"{key}={new}" for key, new in merged.items() if _written(attrgetter(key)(settled.config)) != new]
+        tried = settled.tried(more)
         if tried is not None and tried.excess < plan.excess:
             kept, plan = more, tried
     for needless in list(kept) if not plan.problems else ():
-        fewer = _tried(config, less := [other for other in kept if other != needless], again)
+        fewer = settled.tried(less := [other for other in kept if other != needless])
         if fewer is not None and not fewer.problems:
             kept, plan = less, fewer
     return kept, plan
@@ -560,25 +554,11 @@ def advice(changes: list[str], plan: Plan) -> str:
     return f"even with {' '.join(changes)} {missing}" if changes else missing
 
 
-def _together(config: ConfigStore, changes: list[str], change: tuple[str, ...]) -> list[str]:
-    """Return `changes` and `change`, whose keys count, without what `config` says already."""
-    merged = dict(part.split("=", 1) for part in (*changes, *change))
-    return [f"{key}={new}" for key, new in merged.items() if _written(_value(config, key)) != new]
-
-
-def _tried(config: ConfigStore, changes: list[str], again: Callable[[ConfigStore], Plan]) -> Plan | None:
-    """Return the plan with `changes`; None: they do not go together in a run that learns."""
-    try:
-        changed = config.override(changes)
-        return again(changed) if set(broken_for_training(changed)) <= set(broken_for_training(config)) else None
-    except ConfigError:
-        return None
-
-
-def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, ...]]:
+def _changes(settled: Settled, plan: Plan) -> Iterator[tuple[str, ...]]:
     """Yield changes, each with the keys that have to follow it. A later change of a key goes further than an earlier
     one."""
-    model, work = config.model, plan.workload
+    config, work = settled.config, plan.workload
+    model = config.model
     if config.inference.sleep == "off" and config.override(["inference.sleep=auto"]).engine_sleep_level:
         yield ("inference.sleep=auto",)
     yield ("model.gradient_checkpointing=true",)

@@ -7,11 +7,12 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uirl.config import ConfigStore
-from uirl.config.rates import USUAL, choose_rates
+from uirl.config import ConfigStore, LoggingConfig
+from uirl.config.keys import at
 from uirl.config.stored import remember
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
@@ -70,15 +71,15 @@ def open_run(config: ConfigStore, *, checkpoints: bool = True) -> tuple[RunDirec
         path = logging.runs_path / run_name_for(config)
         earlier = stored_config(path) if resume else None
         if checkpoints and not (path / "config.yaml").is_file():
-            refuse_foreign_checkpoints(checkpoints_of(path, config))
+            refuse_foreign_checkpoints(checkpoints_of(path, config.checkpoint.output_dir, logging))
         try:
             directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
         except RunTaken:
             if resume or logging.run_name is not None:
                 raise
         else:
-            remember(config)
-            return directory, [] if earlier is None else changed_keys(earlier, config)
+            remember(config.to_dict())
+            return directory, [] if earlier is None else changed_keys(earlier.to_dict(), config.to_dict())
 
 
 def run_name_for(config: ConfigStore) -> str:
@@ -93,11 +94,12 @@ def run_name_for(config: ConfigStore) -> str:
     stem = config.environment.label if config.logging.stem is None else config.logging.stem
     if not resume:
         return name or free_run_name(runs, stem)
+    find = partial(candidates, config.logging, config.resolved())
     if name is not None:
         if resume == "auto" or (runs / name / "config.yaml").is_file():
             return name
-        raise ConfigError(f"there is no run {name!r} in {runs} to continue; {_choice(candidates(config))}")
-    found = candidates(config, stem)
+        raise ConfigError(f"there is no run {name!r} in {runs} to continue; {_choice(find())}")
+    found = find(stem)
     same = [candidate for candidate in found if candidate.same_config]
     if same or len(found) == 1:
         return (same or found)[0].path.name
@@ -110,8 +112,7 @@ def run_name_for(config: ConfigStore) -> str:
     if resume == "auto":
         return free_run_name(runs, stem)
     raise ConfigError(
-        f"no run called {clean_run_name(stem)} in {runs} has a checkpoint to continue from; "
-        f"{_choice(candidates(config))}"
+        f"no run called {clean_run_name(stem)} in {runs} has a checkpoint to continue from; {_choice(find())}"
     )
 
 
@@ -120,18 +121,21 @@ def _choice(found: list[Candidate]) -> str:
     return f"{runs}. To begin a run leave --resume (checkpoint.resume) out"
 
 
-def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
-    """Return the runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name,
-    numbered or not."""
-    home = config.logging.runs_path
+def candidates(logging: LoggingConfig, asked: Mapping[str, Any], stem: str | None = None) -> list[Candidate]:
+    """Return the runs in `logging.runs_dir` that have a checkpoint, newest first. `asked`: the config to compare with,
+    `resolved`; `stem`: only those of that name, numbered or not."""
+    home = logging.runs_path
+    by_machine = {key for key in BY_MACHINE if at(asked, key) is None}
     pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
     found = []
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         if pattern.fullmatch(path.name) and (path / "config.yaml").is_file():
             stored = stored_config(path)
-            newest = finished_folders(checkpoints_of(path, stored, config))
+            folder = None if stored is None else stored.checkpoint.output_dir
+            newest = finished_folders(checkpoints_of(path, folder, logging))
             if newest:
-                changed = None if stored is None else tuple(_changes(stored, config))
+                differs = [] if stored is None else changed_keys(stored.resolved(), asked)
+                changed = None if stored is None else tuple(c for c in differs if _key_of(c) not in by_machine)
                 written = (newest[-1] / MANIFEST).stat().st_mtime
                 found.append(Candidate(path, number_of(newest[-1]) or 0, written, changed))
     return sorted(found, key=lambda candidate: candidate.saved, reverse=True)
@@ -145,12 +149,10 @@ def stored_config(run: Path) -> ConfigStore | None:
         return None
 
 
-def checkpoints_of(run: Path, config: ConfigStore | None, asked: ConfigStore | None = None) -> Path:
-    """Return the folder of a run's checkpoints, by its `config`; `asked`: that which knows from where a relative path
-    counts, None: the same."""
-    if config is None or config.checkpoint.output_dir is None:
-        return run / "checkpoints"
-    return (asked or config).logging.at(config.checkpoint.output_dir)
+def checkpoints_of(run: Path, output_dir: str | None, logging: LoggingConfig) -> Path:
+    """Return the folder of a run's checkpoints, by its `checkpoint.output_dir`; `logging` knows from where a relative
+    path counts."""
+    return run / "checkpoints" if output_dir is None else logging.at(output_dir)
 
 
 def refuse_foreign_checkpoints(folder: Path) -> None:
@@ -164,23 +166,9 @@ def refuse_foreign_checkpoints(folder: Path) -> None:
         )
 
 
-def _changes(stored: ConfigStore, asked: ConfigStore) -> list[str]:
-    """Return how `asked` differs from the config of a run, in which what nobody chose has values."""
-    open_keys = {key for key, value in _leaves(asked.to_dict()) if value is None and key in BY_MACHINE}
-    return [c for c in changed_keys(_resolved(stored), _resolved(asked)) if _key_of(c) not in open_keys]
-
-
-def _resolved(config: ConfigStore) -> ConfigStore:
-    """Return a copy with values of what does not depend on the machine."""
-    config = config.model_copy(deep=True)
-    choose_rates(config, USUAL)
-    config.training.entropy_coef = config.entropy_coef
-    return config
-
-
-def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
-    """Return 'key: old -> new' for every key that differs."""
-    old, new = dict(_leaves(earlier.to_dict())), dict(_leaves(now.to_dict()))
+def changed_keys(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return 'key: old -> new' for every key that differs between two configs."""
+    old, new = dict(_leaves(earlier)), dict(_leaves(now))
     keys = [key for key in [*old, *(key for key in new if key not in old)] if key not in NOT_COMPARED]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
 

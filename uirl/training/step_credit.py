@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import AlgorithmConfig, EnvironmentConfig
 from uirl.environments import BaseEnvironment
 from uirl.rollout.replay import Certifier
 from uirl.types import Trajectory
@@ -31,11 +31,16 @@ class Credited:
 class StepCredit:
     """Gives the turns of failed episodes credit as `algorithm.step_credit` says."""
 
-    def __init__(self, config: ConfigStore, environment: BaseEnvironment, pictures: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        settings: AlgorithmConfig,
+        limits: EnvironmentConfig,
+        environment: BaseEnvironment,
+        pictures: Callable[[str], Any],
+    ) -> None:
         """`environment` is what the episodes were played in; `pictures` finds what they show by its hash."""
-        self._settings, self._pictures = config.algorithm, pictures
+        self._settings, self._pictures = settings, pictures
         self._environment, self._matcher = environment, ScreenMatcher()
-        limits = config.environment
         self._timeouts = (limits.step_timeout or float("inf"), limits.reset_timeout or float("inf"))
 
     async def apply(self, trajectories: Sequence[Trajectory]) -> Credited:

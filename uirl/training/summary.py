@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import TrainingConfig
 from uirl.learner import Policy
 from uirl.runtime.terminal import short
 from uirl.training.evaluation.evaluation import EvaluationReport
@@ -24,7 +24,7 @@ def summary_of(
     controls: Mapping[str, float | None],
     *,
     reason: str,
-    config: ConfigStore,
+    training: TrainingConfig,
     policy: Policy,
 ) -> dict[str, Any]:
     """Return the content of summary.json: `state` is that of the run, `after` its last evaluation."""
@@ -50,8 +50,8 @@ def summary_of(
         "excluded": {"training": state.tally.report(), "before": before.report(), "after": after.tally.report()},
         "ledger": state.ledger.report(),
         "stopped_because": reason,
-        "seed": config.training.seed,
-        "algorithm": config.training.adv_estimator,
+        "seed": training.seed,
+        "algorithm": training.adv_estimator,
         "model": policy.loaded.name,
         "parameters": sum(p.numel() for p in policy.loaded.model.parameters()),
     }

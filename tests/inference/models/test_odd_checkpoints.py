@@ -16,7 +16,7 @@ from uirl.inference import ChatRenderer, LoadedModel, load_model
 from uirl.inference.models.loading import wrap_model
 from uirl.learner import Policy, load_policy
 from uirl.learner.checkpoint import export_hf
-from uirl.training.assembly import _policy_of
+from uirl.training.assembly import assemble
 
 TINY = ["model.model_name=uirl/tiny-lm", "model.tiny.num_layers=1"]
 
@@ -77,7 +77,8 @@ def test_a_checkpoint_with_any_way_to_generate_is_written_again(
     folder = copy_of(plain, tmp_path / "odd", **{file: odd})
     if file == "config":
         (folder / "generation_config.json").unlink()
-    loaded = _policy_of(config_of(folder)).loaded
+    loaded = Policy.from_config(config_of(folder)).loaded
+    loaded.require_saved()
     ends = odd.get("eos_token_id", [2])
     assert loaded.end_ids == tuple(ends)
     loaded.save(tmp_path / "again")
@@ -96,7 +97,7 @@ def test_what_cannot_be_written_again_is_said_before_a_run(plain: Path, monkeypa
 
     monkeypatch.setattr("uirl.learner.policy.load_model", load)
     with pytest.raises(CheckpointError, match=r"was loaded and cannot be written again: TypeError: .*; mend that file"):
-        _policy_of(config_of(plain))
+        assemble(config_of(plain))
 
 
 def adds(words: list[str], **named: str) -> Callable[[Any], None]:

@@ -22,7 +22,7 @@ def make() -> Iterator[Any]:
         server = StandInOpenAI(loaded, grade, **options)
         servers.append(server)
         config = config_of(server.url)
-        return OpenAIInferenceEngine.from_config(config, loaded, shared=True), server
+        return OpenAIInferenceEngine.from_config(config.engine_settings, loaded, shared=True), server
 
     yield build
     for server in servers:

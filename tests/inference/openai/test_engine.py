@@ -128,7 +128,7 @@ async def test_the_model_is_the_one_that_is_asked_for_or_the_only_one(make: Any,
         await engine.generate(asked_of(chat))
     config = config_of(server.url)
     config.inference.server_model = "a"
-    engine = OpenAIInferenceEngine.from_config(config, lm, shared=True)
+    engine = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
     await engine.generate(asked_of(chat))
     assert server.seen[-1].body["model"] == "a"
 
@@ -140,7 +140,7 @@ async def test_the_model_is_the_one_that_is_asked_for_or_the_only_one(make: Any,
 def test_an_address_without_a_path_gets_the_usual_one(lm: LoadedModel, given: str | None, used: str | None) -> None:
     config = ConfigStore()
     config.inference.backend, config.inference.server_url = "openai", given
-    engine = OpenAIInferenceEngine.from_config(config, lm, shared=True)
+    engine = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
     assert engine._client.base_url == (used or given)
 
 
@@ -149,7 +149,7 @@ async def test_the_context_limit_cuts_the_response(make: Any, lm: LoadedModel) -
     _, server = make(lm, "ids")
     config = config_of(server.url)
     config.inference.max_context = len(chat.whole(TALK)) + 2
-    engine = OpenAIInferenceEngine.from_config(config, lm, shared=True)
+    engine = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
     assert len((await engine.generate(asked_of(chat))).token_ids) <= 2
     longer = (*TALK, Message("assistant", "ok"), Message("user", "a much longer prompt"))
     with pytest.raises(EngineFailure, match=r"expected 1 to \d+ \(inference\.max_context\)"):

@@ -40,7 +40,7 @@ async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: Load
 async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
     chat = ChatRenderer(lm)
     async with ModelEndpoint(TransformersInferenceEngine(lm), lm) as endpoint:
-        engine = OpenAIInferenceEngine.from_config(config_of(endpoint.url), lm, shared=True)
+        engine = OpenAIInferenceEngine.from_config(config_of(endpoint.url).engine_settings, lm, shared=True)
         report = await check_engine(
             engine,
             prompts_for(lm, chat),

@@ -32,10 +32,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             servers.append(server)
             config.inference.server_url = server.url
             logic = server.logic
-            engine = SGLangInferenceEngine.from_config(config, loaded, shared=True)
+            engine = SGLangInferenceEngine.from_config(config.engine_settings, loaded, shared=True)
         else:
             made = install(monkeypatch, **options)
-            engine = SGLangInferenceEngine.from_config(config, loaded, shared=True)
+            engine = SGLangInferenceEngine.from_config(config.engine_settings, loaded, shared=True)
             logic = made[0].logic
         engines.append(engine)
         return World(engine, logic, server)

@@ -168,7 +168,7 @@ async def test_the_engine_in_process_gets_what_the_config_says(
     config.inference.engine_options = {"mem_fraction_static": 0.4, "dtype": "auto"}
     config.model.tensor_parallel_size = 2
     loaded = copy.copy(lm)
-    engine = SGLangInferenceEngine.from_config(config, loaded, shared=True)
+    engine = SGLangInferenceEngine.from_config(config.engine_settings, loaded, shared=True)
     given = dict(made[0].kwargs)
     assert given.pop("model_path").startswith(str(engine._files.path))
     assert given == {
@@ -190,7 +190,7 @@ async def test_the_engine_in_process_gets_what_the_config_says(
     assert not engine._files.path.exists()
     config.inference.engine_options = {"enable_lora": False, "attention_backnd": "triton"}
     with pytest.raises(ConfigError, match=r"attention_backnd.*inference\.engine_options"):
-        SGLangInferenceEngine.from_config(config, loaded, shared=True)
+        SGLangInferenceEngine.from_config(config.engine_settings, loaded, shared=True)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, lm: LoadedModel) -> None:
@@ -198,7 +198,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     config = ConfigStore()
     config.model.model_name = "uirl/tiny-lm"
     with pytest.raises(ConfigError, match=r"pip install 'uirl\[sglang\]'"):
-        SGLangInferenceEngine.from_config(config, lm, shared=True)
+        SGLangInferenceEngine.from_config(config.engine_settings, lm, shared=True)
 
 
 @pytest.mark.parametrize("where", ["server", "process"])
@@ -249,14 +249,14 @@ def test_a_checkpoint_is_found_where_it_is(lm: LoadedModel, tmp_path: Path) -> N
     config, files = ConfigStore(), WeightFiles(tmp_path)
     config.model.model_name, config.model.local_path = "some/7b", "/models/7b"
     named = replace(lm, name="/models/7b")
-    given = engine_arguments(config, named, files, False)
+    given = engine_arguments(config.engine_settings, named, files, False)
     assert (given["model_path"], given["dtype"]) == ("/models/7b", "float32")
     # another policy than the one at that path: its own weights are written
-    written = engine_arguments(config, lm, files, False)["model_path"]
+    written = engine_arguments(config.engine_settings, lm, files, False)["model_path"]
     assert Path(written, "model.safetensors").is_file()
     hollow = replace(lm, model=copy.deepcopy(lm.model).to("meta"))
     with pytest.raises(ContractError, match="without weights"):
-        engine_arguments(config, hollow, files, False)
+        engine_arguments(config.engine_settings, hollow, files, False)
     files.close()
 
 

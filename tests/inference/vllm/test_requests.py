@@ -118,7 +118,7 @@ def test_arguments_follow_the_config() -> None:
             "inference.engine_options={seed: 5, enforce_eager: true}",
         ]
     )
-    arguments = engine_arguments(config, positions=4096)
+    arguments = engine_arguments(config.model, config.inference, positions=4096)
     expected = {
         "dtype": "bfloat16",
         "tensor_parallel_size": 2,
@@ -136,16 +136,18 @@ def test_arguments_follow_the_config() -> None:
 @pytest.mark.parametrize(("rank", "most"), [(1, 1), (4, 8), (16, 16), (500, 512)])
 def test_the_adapter_rank_is_one_that_vllm_has(rank: int, most: int) -> None:
     config = ConfigStore().override(["model.use_lora=true", f"model.lora.r={rank}"])
-    assert engine_arguments(config)["max_lora_rank"] == most
+    assert engine_arguments(config.model, config.inference)["max_lora_rank"] == most
 
 
 def test_settings_that_would_break_training_are_refused() -> None:
     for options in ("{logprobs_mode: raw_logprobs}", "{worker_extension_cls: other.Extension}", "{model: other}"):
         config = ConfigStore().override([f"inference.engine_options={options}"])
         with pytest.raises(ConfigError, match="must not set"):
-            engine_arguments(config)
+            engine_arguments(config.model, config.inference)
+    config = ConfigStore().override(["model.use_lora=true", "model.lora.r=1024"])
+    config = ConfigStore().override(["model.use_lora=true", "model.lora.r=1024"])
     with pytest.raises(ConfigError, match="at most 512"):
-        engine_arguments(ConfigStore().override(["model.use_lora=true", "model.lora.r=1024"]))
+        engine_arguments(config.model, config.inference)
 
 
 def test_the_command_of_a_server() -> None:

@@ -234,7 +234,7 @@ def test_a_footprint_says_what_went_wrong(changed: dict[str, Any], problem: str)
 
 
 def level_of(*changes: str, beside: bool = True) -> int:
-    return sleep_level(ConfigStore().override([VLLM, *changes]), beside_learner=beside)
+    return sleep_level(ConfigStore().override([VLLM, *changes]).engine_settings, beside_learner=beside)
 
 
 def test_the_level_follows_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_the_level_follows_from_the_config(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_pool_is_asked_for_where_it_sleeps() -> None:
     config = ConfigStore().override([VLLM])
-    assert engine_arguments(config, sleeps=True)["enable_sleep_mode"] is True
-    assert "enable_sleep_mode" not in engine_arguments(config)
+    assert engine_arguments(config.model, config.inference, sleeps=True)["enable_sleep_mode"] is True
+    assert "enable_sleep_mode" not in engine_arguments(config.model, config.inference)
 
 
 @pytest.mark.parametrize(

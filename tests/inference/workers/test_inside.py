@@ -97,7 +97,7 @@ def test_a_config_starts_as_many_as_it_says(lm: LoadedModel, tmp_path: Path) -> 
     config.model.model_name = "uirl/tiny-lm"
     config.actors.engines, config.training.threads, config.inference.weights_dir = 3, 2, str(tmp_path)
     config.actors.keep_cache = True
-    router = engine_workers(config, lm)
+    router = engine_workers(config.engine_settings, config.ray, config.training.threads, lm)
     engines = router.engines
     assert all(isinstance(engine, RemoteEngine) for engine in engines)
     assert [engine.supervisor.name for engine in engines] == ["engine-0", "engine-1", "engine-2"]

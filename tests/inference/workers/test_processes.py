@@ -42,7 +42,8 @@ def config_of(tmp_path: Path, engines: int = 2) -> ConfigStore:
 
 @pytest.fixture
 async def router(vlm: LoadedModel, tmp_path: Path) -> AsyncIterator[Router]:
-    made = engine_workers(config_of(tmp_path), vlm)
+    config = config_of(tmp_path)
+    made = engine_workers(config.engine_settings, config.ray, config.training.threads, vlm)
     yield made
     pids = [supervisor.pid for supervisor in supervisors_of(made)]
     await made.close()
@@ -106,7 +107,7 @@ from uirl.inference.workers import engine_workers, supervisors_of
 async def main():
     config = ConfigStore()
     config.actors.engines = 2
-    router = engine_workers(config, load_model(config.model))
+    router = engine_workers(config.engine_settings, config.ray, config.training.threads, load_model(config.model))
     short = SamplingParams(max_tokens=2, seed=1)
     await asyncio.gather(*[router.generate(GenerationRequest((10, 11), (), short, f"e{n}")) for n in range(2)])
     print(*[supervisor.pid for supervisor in supervisors_of(router)], flush=True)

@@ -16,7 +16,7 @@ from tests.inference.prompts import prompts_for
 from uirl import ConfigStore
 from uirl.errors import ConfigError, ContractError, StorageError
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, Router, check_engine, recompute_with
-from uirl.inference.workers import engine_workers, engines_in_ray, supervisors_of
+from uirl.inference.workers import engine_workers, supervisors_of
 
 pytestmark = pytest.mark.actors
 STORE = 80 * 2**20
@@ -42,7 +42,8 @@ def config_of(**changes: Any) -> ConfigStore:
 
 @pytest.fixture
 async def router(ray: Any, vlm: LoadedModel) -> AsyncIterator[Router]:
-    made = engine_workers(config_of(), vlm)
+    config = config_of()
+    made = engine_workers(config.engine_settings, config.ray, config.training.threads, vlm)
     yield made
     pids = [supervisor.pid for supervisor in supervisors_of(made)]
     await made.close()
@@ -113,7 +114,8 @@ async def test_a_store_without_room_is_an_error_that_says_so(router: Router, mon
 
 
 async def test_engines_without_a_place_stop_the_run_with_what_they_need(ray: Any, vlm: LoadedModel) -> None:
-    made = engine_workers(config_of(engine_cpus=64.0, start_seconds=1.0), vlm)
+    config = config_of(engine_cpus=64.0, start_seconds=1.0)
+    made = engine_workers(config.engine_settings, config.ray, config.training.threads, vlm)
     with pytest.raises(ConfigError, match=r"engine-0 has had no place .* needs 64 CPU .*ray\.engine_cpus"):
         await made.generate(GenerationRequest((10, 11), session_id="e"))
     await made.close()
@@ -121,8 +123,8 @@ async def test_engines_without_a_place_stop_the_run_with_what_they_need(ray: Any
 
 def test_only_our_own_engine_runs_in_ray() -> None:
     config = config_of()
-    assert engines_in_ray(config) == 2
+    assert config.engines_in_ray == 2
     config.ray.use_ray = False
-    assert engines_in_ray(config) == 0
+    assert config.engines_in_ray == 0
     config.ray.use_ray, config.inference.backend = True, "vllm"
-    assert engines_in_ray(config) == 0
+    assert config.engines_in_ray == 0

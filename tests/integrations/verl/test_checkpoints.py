@@ -133,7 +133,7 @@ def test_a_local_checkpoint_becomes_a_folder_verl_loads(tmp_path: Path) -> None:
     for path in (checkpoint, tmp_path / "run"):
         target = tmp_path / f"for-verl-{path.name}"
         again = store.override([f"model.local_path={path}"])
-        assert model_folder(again, target) == target
+        assert model_folder(again.model, target) == target
         check_model_folder(target)
         loaded = load_model(ModelConfig(local_path=str(target), device="cpu")).model.state_dict()
         own = learner.policy.model.state_dict()
@@ -142,13 +142,14 @@ def test_a_local_checkpoint_becomes_a_folder_verl_loads(tmp_path: Path) -> None:
 
 def test_folders_and_ids_of_others_are_handed_on(model: LoadedModel, tmp_path: Path) -> None:
     assert (
-        model_folder(ConfigStore().override(["model.model_name=Qwen/Qwen2.5-VL-7B"]), tmp_path) == "Qwen/Qwen2.5-VL-7B"
+        model_folder(ConfigStore().override(["model.model_name=Qwen/Qwen2.5-VL-7B"]).model, tmp_path)
+        == "Qwen/Qwen2.5-VL-7B"
     )
     model.save(tmp_path / "hf")
     own = ConfigStore().override([f"model.local_path={tmp_path / 'hf'}"])
-    assert model_folder(own, tmp_path / "other") == tmp_path / "hf"
+    assert model_folder(own.model, tmp_path / "other") == tmp_path / "hf"
     with pytest.raises(CheckpointError, match="neither a HF folder"):
-        model_folder(ConfigStore().override([f"model.local_path={tmp_path}"]), tmp_path / "other")
+        model_folder(ConfigStore().override([f"model.local_path={tmp_path}"]).model, tmp_path / "other")
 
 
 def test_a_vision_model_whose_processor_verl_cannot_build_is_refused(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from uirl.integrations.verl.mapping import ELSEWHERE, FIXED, FOR_SMALL_MODELS, M
 from uirl.integrations.verl.settings import (
     CustomGRPOTrainer,
     Settings,
+    Written,
     compose,
     create_curriculum,
     create_verl_config,
     load_verl_config,
     read_verl_yaml,
-    with_verl_values,
 )
 from uirl.integrations.verl.trainer import create_trainer
 
@@ -61,9 +61,10 @@ def test_every_key_of_ours_is_mapped_or_says_why_not() -> None:
 
 @pytest.mark.verl
 def test_what_is_set_in_vain_is_named(tmp_path: Path) -> None:
-    assert ignored(own("inference.temperature=0.7", "training.minibatches=1")) == []
+    assert ignored(own("inference.temperature=0.7", "training.minibatches=1").to_dict()) == []
     vain = own("training.warm_start.steps=3", "training.max_seconds=60", f"logging.runs_dir={tmp_path}")
-    assert [line.partition(":")[0] for line in ignored(vain)] == ["training.max_seconds", "training.warm_start"]
+    said = [line.partition(":")[0] for line in ignored(vain.to_dict())]
+    assert said == ["training.max_seconds", "training.warm_start"]
     with pytest.warns(UserWarning, match=r"no effect under verl: .*training\.warm_start: run it with the local"):
         create_trainer(vain)
 
@@ -229,7 +230,7 @@ def test_verls_words_become_ours() -> None:
         "trainer.test_freq": -1,
         "trainer.experiment_name": "mine",
     }
-    ours = with_verl_values(ConfigStore(), flat)
+    ours = Written(flat, ConfigStore(), {}, set()).merged()
     training = ours.training
     assert (training.group_size, training.batch_size, training.minibatches) == (4, 24, 3)
     assert (training.learning_rate, training.adv_estimator) == (2e-6, "rloo")
@@ -237,7 +238,7 @@ def test_verls_words_become_ours() -> None:
     assert (ours.inference.top_k, ours.logging.run_name) == (0, "mine")
     assert training.eval_every == ConfigStore().training.eval_every, "verl's -1 is never, which is left to verl"
     only_verls = {"algorithm.adv_estimator": "opo", "actor_rollout_ref.rollout.name": "trtllm"}
-    assert with_verl_values(ConfigStore(), only_verls) == ConfigStore()
+    assert Written(only_verls, ConfigStore(), {}, set()).merged() == ConfigStore()
 
 
 def test_the_command_line_wins_over_the_file_in_either_spelling(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_the_command_line_wins_over_the_file_in_either_spelling(tmp_path: Path) 
 
 def test_the_file_of_the_document_is_read_as_it_stands() -> None:
     read = read_verl_yaml(DOCUMENT)
-    ours = with_verl_values(read.store, read.flat)
+    ours = read.merged()
     training = ours.training
     assert (training.num_epochs, training.gamma, training.lam, training.clip_range) == (10, 0.99, 0.95, (0.2, 0.2))
     assert (training.batch_size, training.episodes_per_group, ours.inference.temperature) == (32, 1, 0.7)

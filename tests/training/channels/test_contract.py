@@ -21,7 +21,7 @@ from uirl.types import Trajectory
 
 def local(parts: Assembly, rules: GroupRules) -> Channel:
     return LocalChannel(
-        parts.collector, parts.engine, sampling_of(parts.config), rules, eval_collector=parts.eval_collector
+        parts.collector, parts.engine, sampling_of(parts.config.inference), rules, eval_collector=parts.eval_collector
     )
 
 
@@ -97,7 +97,13 @@ async def test_a_breach_is_named(
 
     def make(parts: Assembly, rules: GroupRules) -> Channel:
         made.append(
-            kind(parts.collector, parts.engine, sampling_of(parts.config), rules, eval_collector=parts.eval_collector)
+            kind(
+                parts.collector,
+                parts.engine,
+                sampling_of(parts.config.inference),
+                rules,
+                eval_collector=parts.eval_collector,
+            )
         )
         return made[0]
 

@@ -38,7 +38,7 @@ def carried(job_and_made: tuple[ActorJob, bytes | None]) -> tuple[BaseEnvironmen
 
 
 def test_a_job_says_where_modules_and_files_are() -> None:
-    job, made = job_for(ConfigStore(), {"train": 3})
+    job, made = job_for(ConfigStore().to_dict(), ".", {"train": 3})
     assert made is None
     assert made_of(made) == (None, None)
     assert job.places == {"train": 3}
@@ -47,12 +47,12 @@ def test_a_job_says_where_modules_and_files_are() -> None:
 
 
 def test_a_function_of_a_module_goes_by_its_name() -> None:
-    assert carried(job_for(ConfigStore(), {}, reward_fn=reward)) == (None, reward)
+    assert carried(job_for(ConfigStore().to_dict(), ".", {}, reward_fn=reward)) == (None, reward)
 
 
 @pytest.mark.parametrize("function", [lambda trajectory: 2.5, Judge(2.5).score, Judge(2.5)])
 def test_lambdas_methods_and_objects_judge_in_another_process(function: Any) -> None:
-    _, made = carried(job_for(ConfigStore(), {}, reward_fn=function))
+    _, made = carried(job_for(ConfigStore().to_dict(), ".", {}, reward_fn=function))
     assert made is not function
     assert made(Trajectory()) == 2.5
 
@@ -62,7 +62,9 @@ def test_an_environment_goes_with_what_it_holds_and_what_it_shares_with_the_rewa
         """Not importable: a class inside a function."""
 
     environment = Local(n=5)
-    made, judge = carried(job_for(ConfigStore(), {}, environment=environment, reward_fn=Judge(environment).score))
+    made, judge = carried(
+        job_for(ConfigStore().to_dict(), ".", {}, environment=environment, reward_fn=Judge(environment).score)
+    )
     assert type(made).__name__ == "Local"
     assert made is not environment
     assert made.n == 5

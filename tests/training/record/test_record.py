@@ -18,7 +18,7 @@ from uirl.types import Observation, Trajectory, Turn
 def opened(folder: Path, state: RunState | None, *, resume: bool = True) -> RunRecord:
     config = settings(folder)
     config.checkpoint.resume = resume
-    record = RunRecord.open(config, ImageStore())
+    record = RunRecord(config, ImageStore())
     record.start(state)
     return record
 

@@ -96,15 +96,14 @@ def test_a_group_of_different_instances_is_refused(tmp_path: Path, estimator: st
 
 
 def test_what_begins_the_same_each_time_is_taken_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, adv_estimator="grpo")
-    require_shared_instances(Seedless(), [Task("a")], config)
+    require_shared_instances(Seedless(), [Task("a")], "grpo", 10.0)
     assert "4 resets gave the same episode" in capsys.readouterr().out
 
     class Declared(Drawn):
         fixed_start = True
 
     for world, estimator in ((Declared(), "grpo"), (Countdown(), "grpo"), (Drawn(), "gae")):
-        require_shared_instances(world, [Task("a")], settings(tmp_path, adv_estimator=estimator))
+        require_shared_instances(world, [Task("a")], estimator, 10.0)
     assert capsys.readouterr().out == ""
 
 
@@ -115,5 +114,5 @@ def test_an_environment_that_fails_when_it_is_tried_is_left_to_the_run(
         def reset(self) -> Any:
             raise OSError("no such device")
 
-    require_shared_instances(Dead(), [Task("a")], settings(tmp_path, adv_estimator="grpo"))
+    require_shared_instances(Dead(), [Task("a")], "grpo", None)
     assert "no such device" in capsys.readouterr().out

@@ -47,3 +47,8 @@ class RolloutConfig(Section):
     def parallel_limit(self) -> int:
         """`parallel`, or the most that it can be where nobody has chosen it yet."""
         return PARALLEL if self.parallel is None else self.parallel
+
+    @property
+    def repeats(self) -> int:
+        """How often a failed episode is played again: `retries`, as `group_repair` says."""
+        return self.retries if self.group_repair == "retry" else 0

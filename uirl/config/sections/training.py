@@ -170,6 +170,11 @@ class TrainingConfig(Section):
     warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
 
     @property
+    def groups(self) -> int:
+        """Groups of an update."""
+        return self.batch_size // self.episodes_per_group
+
+    @property
     def episodes_per_group(self) -> int:
         """`group_size`, resolved."""
         if self.group_size is not None:

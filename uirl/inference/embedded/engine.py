@@ -26,7 +26,7 @@ from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import wait_for
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import EngineSettings
 
 _LOG = logging.getLogger(__name__)
 LONGEST_REPLY = 300.0
@@ -89,18 +89,18 @@ class TransformersInferenceEngine(InferenceEngine):
         self._closed = False
 
     @classmethod
-    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> TransformersInferenceEngine:
-        """Return the engine as `config.inference` says."""
-        settings = config.inference
+    def from_config(cls, settings: EngineSettings, loaded: LoadedModel, *, shared: bool) -> TransformersInferenceEngine:
+        """Return the engine as `settings` say."""
+        inference, actors = settings.inference, settings.actors
         return cls(
             loaded,
             shared=shared,
-            max_batch_size=settings.max_batch_size,
-            max_context=settings.max_context,
-            kv_cache=settings.kv_cache,
-            swap=config.actors.swap,
-            keep_cache=config.actors.keep_cache,
-            pool_bytes=None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * 2**30),
+            max_batch_size=inference.max_batch_size,
+            max_context=inference.max_context,
+            kv_cache=inference.kv_cache,
+            swap=actors.swap,
+            keep_cache=actors.keep_cache,
+            pool_bytes=None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * 2**30),
         )
 
     # -- the contract ------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from uirl.runtime.limits import whole_characters
 from uirl.runtime.wire import WireAnswer, WireError
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import EngineSettings
 
 A = TypeVar("A", bound=WireAnswer)
 
@@ -92,14 +92,14 @@ class OpenAIInferenceEngine(InferenceEngine):
         self._counters = Counters()
 
     @classmethod
-    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> OpenAIInferenceEngine:
-        """Build the engine that `config.inference` describes; an address without a path gets the usual '/v1'."""
-        settings = config.inference
-        url = settings.server_url or OPENAI
+    def from_config(cls, settings: EngineSettings, loaded: LoadedModel, *, shared: bool) -> OpenAIInferenceEngine:
+        """Build the engine that `settings` describe; an address without a path gets the usual '/v1'."""
+        inference = settings.inference
+        url = inference.server_url or OPENAI
         if urlsplit(url).path in ("", "/"):
             url = url.rstrip("/") + "/v1"
-        client = server_client(settings, url)
-        return cls(loaded, client, model=settings.server_model, max_context=settings.max_context)
+        client = server_client(inference, url)
+        return cls(loaded, client, model=inference.server_model, max_context=inference.max_context)
 
     # -- the contract ------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ from uirl.inference.weight_files import WeightFiles
 from uirl.runtime.once import Once
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import EngineSettings
 
 _LOG = logging.getLogger(__name__)
 _BAN = -1e9
@@ -107,23 +107,23 @@ class SGLangInferenceEngine(InferenceEngine):
         self._closed = False
 
     @classmethod
-    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> SGLangInferenceEngine:
-        """Build the engine that `config.inference` describes: behind `server_url`, or in this process where there is
+    def from_config(cls, settings: EngineSettings, loaded: LoadedModel, *, shared: bool) -> SGLangInferenceEngine:
+        """Build the engine that `settings` describe: behind `server_url`, or in this process where there is
         none."""
-        settings, lora = config.inference, config.model.use_lora
-        options = dict(settings.engine_options)
-        adapters = lora and bool(options.get("enable_lora", True))
-        files = WeightFiles(settings.weights_dir, size=sum(p.nbytes for p in loaded.model.parameters()))
+        inference = settings.inference
+        options = dict(inference.engine_options)
+        adapters = settings.model.use_lora and bool(options.get("enable_lora", True))
+        files = WeightFiles(inference.weights_dir, size=sum(p.nbytes for p in loaded.model.parameters()))
         backend: SGLangServer | SGLangProcess
         try:
-            if settings.server_url is not None:
-                backend = SGLangServer(server_client(settings, settings.server_url, key_variable="SGLANG_API_KEY"))
+            if inference.server_url is not None:
+                backend = SGLangServer(server_client(inference, inference.server_url, key_variable="SGLANG_API_KEY"))
             else:
-                backend = SGLangProcess(engine_arguments(config, loaded, files, adapters) | options)
+                backend = SGLangProcess(engine_arguments(settings, loaded, files, adapters) | options)
         except BaseException:
             files.close()
             raise
-        return cls(loaded, backend, files, max_context=settings.max_context, takes_adapters=adapters)
+        return cls(loaded, backend, files, max_context=inference.max_context, takes_adapters=adapters)
 
     # -- the contract ------------------------------------------------------------------------------------------
 

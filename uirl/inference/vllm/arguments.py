@@ -13,7 +13,7 @@ from uirl.inference.models.precision import dtype_of
 from uirl.inference.models.unpacked import folder_of
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import ConfigStore, EngineSettings, InferenceConfig, LoraConfig, ModelConfig
 
 EXTENSION = "uirl.inference.vllm.worker.WorkerExtension"
 CPU_CACHE_BYTES = 1024**3
@@ -33,16 +33,20 @@ OURS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "wor
 
 
 def engine_arguments(
-    config: ConfigStore, *, beside_learner: bool = False, positions: int | None = None, sleeps: bool = False
+    model: ModelConfig,
+    inference: InferenceConfig,
+    *,
+    beside_learner: bool = False,
+    positions: int | None = None,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `AsyncEngineArgs`, without `model`, as `config` says; `inference.engine_options`
+    """Keyword arguments of vLLM's `AsyncEngineArgs`, without `model`, as the sections say; `inference.engine_options`
     come last.
 
     `beside_learner`: the learner is on the same GPU, so half of the memory is left to it. `positions`: those of the
     model, which bound `inference.max_context`; None: not known. `sleeps`: its memory comes from a pool that can be
     given away. Raises ConfigError for an option that vLLM does not have, and for one that must be as it is.
     """
-    model, inference = config.model, config.inference
     arguments: dict[str, Any] = {
         "dtype": dtype_of(model),
         "tensor_parallel_size": model.tensor_parallel_size,
@@ -63,7 +67,7 @@ def engine_arguments(
     if sleeps:
         arguments["enable_sleep_mode"] = True
     if model.use_lora:
-        arguments |= _lora_arguments(config)
+        arguments |= _lora_arguments(model.lora)
     if on_cpu():
         arguments |= CPU_ARGUMENTS
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
@@ -94,7 +98,7 @@ def vllm_server_command(
     command = ["env", *variables, sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", model, "--host", host, "--port", str(port)]
     command += ["--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    for name, value in engine_arguments(config).items():
+    for name, value in engine_arguments(config.model, config.inference).items():
         command += _flag(name, value)
     return command
 
@@ -108,17 +112,17 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def sleep_level(config: ConfigStore, *, beside_learner: bool) -> int:
+def sleep_level(settings: EngineSettings, *, beside_learner: bool) -> int:
     """Return how deep the vLLM that starts here sleeps during an update; 0: it does not. `beside_learner`: the learner
     is on the same GPU.
 
     Raises ConfigError where `inference.sleep` names a level and vLLM runs on a CPU.
     """
-    level = config.engine_sleep_level
-    if config.inference.sleep == "auto" and not beside_learner:
+    level, wanted = settings.sleep_level, settings.inference.sleep
+    if wanted == "auto" and not beside_learner:
         return 0
     if level and on_cpu():
-        if config.inference.sleep == "auto":
+        if wanted == "auto":
             return 0
         raise ConfigError(
             f"inference.sleep={level}, but vLLM runs on a CPU here, which has no memory to give away; expected a GPU. "
@@ -142,8 +146,8 @@ def check_heads(size: int) -> None:
         )
 
 
-def _lora_arguments(config: ConfigStore) -> dict[str, Any]:
-    rank = config.model.lora.r
+def _lora_arguments(lora: LoraConfig) -> dict[str, Any]:
+    rank = lora.r
     if rank > LORA_RANKS[-1]:
         raise ConfigError(f"model.lora.r is {rank}, but vLLM takes at most {LORA_RANKS[-1]}")
     return {
@@ -152,7 +156,7 @@ def _lora_arguments(config: ConfigStore) -> dict[str, Any]:
         "max_loras": 1,
         # the next version is loaded before the last one goes
         "max_cpu_loras": 2,
-        "enable_tower_connector_lora": config.model.lora.vision,
+        "enable_tower_connector_lora": lora.vision,
     }
 
 

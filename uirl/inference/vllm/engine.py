@@ -31,7 +31,7 @@ from uirl.inference.weight_files import WeightFiles, plain_parameters
 from uirl.runtime.event_loop import EventLoopThread
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
+    from uirl.config import EngineSettings
 
 T = TypeVar("T")
 
@@ -80,35 +80,37 @@ class VLLMInferenceEngine(InferenceEngine):
         self._closed = False
 
     @classmethod
-    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> VLLMInferenceEngine:
-        """Build the engine that `config.inference` describes: the server at `server_url`, or a vLLM that starts here
+    def from_config(cls, settings: EngineSettings, loaded: LoadedModel, *, shared: bool) -> VLLMInferenceEngine:
+        """Build the engine that `settings` describe: the server at `server_url`, or a vLLM that starts here
         and now.
 
         `shared`: the learner is in this process, and on its GPU. Weights are never shared: vLLM has its own.
         """
-        inference, use_lora = config.inference, config.model.use_lora
+        model, inference = settings.model, settings.inference
         size = sum(parameter.nbytes for _, parameter in plain_parameters(loaded))
         files = WeightFiles(inference.weights_dir, size=size)
         try:
             backend: VLLMBackend
-            level = sleep_level(config, beside_learner=shared and loaded.device.type == "cuda")
+            level = sleep_level(settings, beside_learner=shared and loaded.device.type == "cuda")
             if inference.server_url is not None:
                 client = server_client(inference, inference.server_url, key_variable="VLLM_API_KEY")
-                rank = config.model.lora.r if use_lora else None
+                rank = model.lora.r if model.use_lora else None
                 backend = VLLMServer(client, model=inference.server_model, lora_rank=rank)
             else:
                 text = loaded.text_config
                 check_heads(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
                 positions = getattr(text, "max_position_embeddings", None)
-                arguments = engine_arguments(config, beside_learner=shared, positions=positions, sleeps=level > 0)
-                backend = VLLMProcess(arguments | {"model": model_folder(config, loaded, files, program="vLLM")})
+                arguments = engine_arguments(
+                    model, inference, beside_learner=shared, positions=positions, sleeps=level > 0
+                )
+                backend = VLLMProcess(arguments | {"model": model_folder(model.source, loaded, files, program="vLLM")})
             starts_here = inference.server_url is None
             engine = cls(
                 backend,
                 loaded,
                 files=files,
                 max_context=inference.max_context,
-                takes_adapters=use_lora,
+                takes_adapters=model.use_lora,
                 holds_base=starts_here and inference.engine_options.get("load_format") != "dummy",
                 sleep_level=level,
             )

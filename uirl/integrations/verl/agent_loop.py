@@ -20,7 +20,7 @@ import torch
 from ray.exceptions import RayError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from uirl.config import ConfigStore, ModelConfig
+from uirl.config import ModelConfig
 from uirl.environments import BaseEnvironment, create_environment, environment_class
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import AlignmentError, ConfigError, ContractError, EngineFailure, RolloutFailure
@@ -191,7 +191,7 @@ class RolloutContext:
     def __init__(self, config: Any, settings: Settings) -> None:
         """Load what the episodes of one worker share. `config`: verl's whole config."""
         self.settings = settings
-        self.store: ConfigStore = settings.store()
+        self.store = settings.store()
         self.coordinator = find_coordinator(settings.coordinator) if settings.coordinator is not None else None
         self.images = ImageStore()
         model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -213,8 +213,9 @@ class RolloutContext:
         """The environments that were heard here to say what success is: see `uirl.success`."""
         self._playing = 0
         self._environment_object: BaseEnvironment | None = None
-        run = None if settings.directory is None else Path(settings.directory).name
-        self._reward_fn: RewardFunction | None = verifier_of(self.store, run)
+        verification, logging = self.store.verification, self.store.logging
+        run = Path(settings.directory).name if settings.directory is not None else logging.run_name
+        self._reward_fn: RewardFunction | None = verifier_of(verification, logging, run or self.store.environment.label)
 
     async def open(self) -> RolloutContext:
         """Fetch the environment and reward function that were given as objects, and return this context."""
@@ -233,8 +234,9 @@ class RolloutContext:
             environment = self._environment(name, split)
             chat = chat_for(self.loaded, environment)
             options = EpisodeOptions(*self._limits(chat), self._reward_fn, self.store.inference.system_prompt)
+            rollout, settings = self.store.rollout, self.store.environment
             self._collectors[key] = Collector.from_config(
-                self.store, environment, chat, self.images, options=options, workers=self._workers
+                rollout, settings, environment, chat, self.images, options, workers=self._workers
             )
         return self._collectors[key]
 

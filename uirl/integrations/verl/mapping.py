@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, InferenceConfig, LoraConfig, TrainingConfig
+from uirl.config.keys import at
 from uirl.config.rates import rate_of
 from uirl.errors import ConfigError
 from uirl.learner.lora import VISION_ROOTS
@@ -45,12 +46,8 @@ class Key:
     """Our default was chosen for tiny models on one machine."""
 
 
-def _same(value: Any, config: ConfigStore) -> Any:
-    return value
-
-
-def _as_it_is(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
-    return UNSET if value is None else value
+_same: There = lambda value, config: value  # noqa: E731
+_as_it_is: Back = lambda value, config, flat: UNSET if value is None else value  # noqa: E731
 
 
 def _key(names: str, there: There = _same, back: Back | None = None, tiny: bool = False) -> Key:
@@ -64,7 +61,7 @@ def _null_as(replacement: Any) -> There:
     return lambda value, config: replacement if value is None else value
 
 
-def _estimator(value: str, config: ConfigStore) -> str:
+def _estimator(value: str) -> str:
     if value not in ESTIMATORS:
         raise ConfigError(
             f"training.adv_estimator={value!r} has no place under verl, which shows an estimator rewards, mask and "
@@ -73,9 +70,8 @@ def _estimator(value: str, config: ConfigStore) -> str:
     return ESTIMATORS[value]
 
 
-def _mini_batch(value: int, config: ConfigStore) -> int:
+def _mini_batch(value: int, prompts: int) -> int:
     """Return the size of one optimiser step, which verl calls a mini-batch, in prompts."""
-    prompts = config.training.batch_size // config.training.episodes_per_group
     if prompts % value:
         raise ConfigError(
             f"training.minibatches={value} does not divide the {prompts} groups of an update; verl splits an update by "
@@ -84,44 +80,34 @@ def _mini_batch(value: int, config: ConfigStore) -> int:
     return prompts // value
 
 
-def _mini_batches(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
-    prompts = flat.get("data.train_batch_size", config.training.batch_size // config.training.episodes_per_group)
-    return UNSET if prompts % value else prompts // value
+def _whole(number: Any, divisor: Any) -> Any:
+    return UNSET if number is None or number % divisor else number // divisor
 
 
-def _updates_per_epoch(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
-    epochs = flat.get("trainer.total_epochs", config.training.num_epochs)
-    return UNSET if value is None or value % epochs else value // epochs
-
-
-def _token_weights(value: float | None, config: ConfigStore) -> tuple[str | None, float]:
+def _token_weights(value: float | None, inference: InferenceConfig) -> tuple[str | None, float]:
     """Return which weight between verl's log-probs and the engine's an update has, and its cap."""
-    if value is not None and config.inference.filtered:
+    if value is not None and inference.filtered:
         raise ConfigError(
-            f"algorithm.tis_cap={value} with inference.top_p={config.inference.top_p} and "
-            f"top_k={config.inference.top_k}: the engine's log-probs are those of what it had left to choose from; use "
+            f"algorithm.tis_cap={value} with inference.top_p={inference.top_p} and "
+            f"top_k={inference.top_k}: the engine's log-probs are those of what it had left to choose from; use "
             "top_p=1 and top_k=0, or tis_cap=null"
         )
     return (None, 2.0) if value is None else ("token", value)
 
 
-def _loss(value: str, config: ConfigStore) -> str:
-    if config.training.adv_estimator == "rejection_sampling":
+def _loss(value: str, estimator: str) -> str:
+    if estimator == "rejection_sampling":
         return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
     return {"token": "vanilla", "sequence": "gspo"}[value]
 
 
-def _backend(value: str, config: ConfigStore) -> str:
+def _backend(value: str) -> str:
     if value not in ("vllm", "sglang", "transformers"):
         raise ConfigError(f"inference.backend={value!r} cannot be updated by verl; use vllm or sglang")
     return "vllm" if value == "transformers" else value  # the embedded engine lives in one process
 
 
-def _dtype(value: str | None, config: ConfigStore) -> Any:
-    return "float32" if value is None and config.model.built_in else UNSET if value is None else value
-
-
-def _template(name: str | None, config: ConfigStore) -> Any:
+def _template(name: str | None) -> Any:
     from uirl.inference.models.templates import TEMPLATES
 
     return None if name is None else TEMPLATES.get(name, name)
@@ -130,10 +116,11 @@ def _template(name: str | None, config: ConfigStore) -> Any:
 _LIMIT: Back = lambda value, config, flat: None if value >= 1e9 else value  # noqa: E731
 
 MAPPED: dict[str, Key] = {
-    "model.dtype": _key("rollout.dtype", _dtype, _as_it_is, tiny=True),
+    "model.dtype": _key("rollout.dtype",
+        lambda v, c: v or ("float32" if c.model.built_in else UNSET), _as_it_is, tiny=True),
     "model.tensor_parallel_size": _key("rollout.tensor_model_parallel_size"),
     "model.trust_remote_code": _key("model.trust_remote_code data.trust_remote_code"),
-    "model.chat_template": _key("model.custom_chat_template", _template),
+    "model.chat_template": _key("model.custom_chat_template", lambda v, c: _template(v)),
     "model.attn_implementation": _key("model.override_config.attn_implementation", _null_as(UNSET)),
     "model.gradient_checkpointing": _key(
         "model.enable_gradient_checkpointing critic.model.enable_gradient_checkpointing", _null_as(UNSET), _as_it_is),
@@ -141,7 +128,8 @@ MAPPED: dict[str, Key] = {
     "model.freeze_vision": _key("actor.freeze_vision_tower"),
     "model.adapter_path": _key("model.lora_adapter_path", _null_as(UNSET)),
     "model.lora.lora_alpha": _key("model.lora_alpha"),
-    "inference.backend": _key("rollout.name", _backend, lambda v, c, f: v if v in ("vllm", "sglang") else UNSET),
+    "inference.backend": _key("rollout.name", lambda v, c: _backend(v),
+        lambda v, c, f: v if v in ("vllm", "sglang") else UNSET),
     "inference.temperature": _key("rollout.temperature"),
     "inference.top_p": _key("rollout.top_p rollout.val_kwargs.top_p"),
     "inference.top_k": _key("rollout.top_k rollout.val_kwargs.top_k", lambda v, c: v or -1, lambda v, c, f: max(0, v)),
@@ -151,12 +139,14 @@ MAPPED: dict[str, Key] = {
     "training.seed": _key("rollout.seed data.seed actor.data_loader_seed"),
     "training.num_epochs": _key("trainer.total_epochs"),
     "training.num_iters_per_epoch": _key("trainer.total_training_steps", lambda v, c: v * c.training.num_epochs,
-        _updates_per_epoch),
+        lambda v, c, flat: _whole(v, flat.get("trainer.total_epochs", c.training.num_epochs))),
     # verl counts prompts where we count episodes
-    "training.batch_size": _key("data.train_batch_size", lambda v, c: v // c.training.episodes_per_group,
+    "training.batch_size": _key("data.train_batch_size", lambda v, c: c.training.groups,
         lambda v, c, flat: v * flat.get(f"{ROLLOUT}.n", c.training.episodes_per_group)),
     "training.group_size": _key("rollout.n", lambda v, c: c.training.episodes_per_group, _as_it_is),
-    "training.minibatches": _key("actor.ppo_mini_batch_size critic.ppo_mini_batch_size", _mini_batch, _mini_batches),
+    "training.minibatches": _key("actor.ppo_mini_batch_size critic.ppo_mini_batch_size",
+        lambda v, c: _mini_batch(v, c.training.groups),
+        lambda v, c, flat: _whole(flat.get("data.train_batch_size", c.training.groups), v)),
     "training.update_epochs": _key("actor.ppo_epochs critic.ppo_epochs"),
     "training.micro_batch_tokens": _key("actor.ppo_max_token_len_per_gpu critic.ppo_max_token_len_per_gpu",
         lambda v, c: c.training.micro_batch_limit, _as_it_is, tiny=True),
@@ -168,7 +158,8 @@ MAPPED: dict[str, Key] = {
         lambda v, c: math.ceil(v / (c.training.minibatches * c.training.update_epochs)),
         lambda v, c, f: UNSET if v > 0 else 0, tiny=True),
     "training.max_grad_norm": _key("actor.optim.clip_grad critic.optim.clip_grad", _null_as(1e9), _as_it_is),
-    "training.adv_estimator": _key("algorithm.adv_estimator", _estimator, lambda v, c, f: OUR_ESTIMATORS.get(v, UNSET)),
+    "training.adv_estimator": _key("algorithm.adv_estimator", lambda v, c: _estimator(v),
+        lambda v, c, f: OUR_ESTIMATORS.get(v, UNSET)),
     "training.gamma": _key("algorithm.gamma"),
     "training.lam": _key("algorithm.lam", tiny=True),
     "training.clip_ratio": _key("actor.clip_ratio"),
@@ -185,10 +176,11 @@ MAPPED: dict[str, Key] = {
         lambda v, c: c.inference.temperature if v is None else v, _as_it_is),
     "algorithm.loss_aggregation": _key("actor.loss_agg_mode critic.loss_agg_mode"),
     "algorithm.loss_length": _key("actor.loss_scale_factor"),
-    "algorithm.ratio": _key("actor.policy_loss.loss_mode", _loss),
+    "algorithm.ratio": _key("actor.policy_loss.loss_mode", lambda v, c: _loss(v, c.training.adv_estimator)),
     "algorithm.dual_clip": _key("actor.clip_ratio_c", _null_as(1e9), _LIMIT, tiny=True),
     "algorithm.tis_cap": _key(
-        "algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold", _token_weights),
+        "algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold",
+        lambda v, c: _token_weights(v, c.inference)),
     "algorithm.normalize_by_std": _key("algorithm.norm_adv_by_std_in_grpo"),
     "algorithm.max_resamples": _key("algorithm.filter_groups.enable",
         lambda v, c: v > 0 and c.algorithm.skip_dead_groups),
@@ -308,12 +300,11 @@ def verl_values(config: ConfigStore, keys: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def ignored(config: ConfigStore) -> list[str]:
-    """Return the settings that differ from their defaults and have no effect under verl, each with the reason."""
-    default = ConfigStore()
-    return [
-        f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if attrgetter(key)(config) != attrgetter(key)(default)
-    ]
+def ignored(values: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a config (`to_dict`) that differ from their defaults and have no effect under verl, each
+    with the reason."""
+    default = ConfigStore().to_dict()
+    return [f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if at(values, key) != at(default, key)]
 
 
 # keys that differ between verl's engines
@@ -327,10 +318,10 @@ _MEGATRON_LAYERS = {"attention": ["linear_qkv", "linear_proj"], "mlp": ["linear_
 _VISION = rf"(.*\.)?({'|'.join(sorted(VISION_ROOTS))})\..*"
 
 
-def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
-    """Return verl's keys for `model.use_lora` and `model.lora`, which its two engines read in different places and with
-    different names of layers. Raises ConfigError for dropout with FSDP and for layers that Megatron does not have."""
-    on, lora = config.model.use_lora, config.model.lora
+def adapter_keys(on: bool, lora: LoraConfig, strategy: str) -> dict[str, Any]:
+    """Return verl's keys for `model.use_lora` (`on`) and `model.lora`, which its two engines read in different places
+    and with different names of layers. Raises ConfigError for dropout with FSDP and for layers that Megatron does not
+    have."""
     if strategy == "megatron":
         rows: dict[str, Any] = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
         rows["target_modules"] = _megatron_layers(lora.target)
@@ -368,20 +359,19 @@ def _megatron_layers(target: str | list[str]) -> list[str]:
     return list(target)
 
 
-def recompute_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
+def recompute_keys(wanted: bool | None, strategy: str) -> dict[str, Any]:
     """Return the keys for `model.gradient_checkpointing` with Megatron, which recomputes nothing by itself; FSDP's is
     one key of the model, and on by itself."""
-    if strategy != "megatron" or config.model.gradient_checkpointing is False:
+    if strategy != "megatron" or wanted is False:
         return {}
     how = {"granularity": "full", "method": "uniform", "num_layers": 1}
     parts = (f"{ACTOR}.megatron", "critic.megatron")
     return {f"{p}.override_transformer_config.recompute_{key}": how[key] for p in parts for key in how}
 
 
-def decay_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
+def decay_keys(training: TrainingConfig, rate: float, strategy: str) -> dict[str, Any]:
     """Return verl's keys for `training.lr_schedule` and `training.lr_final_ratio`; FSDP counts the end as a share,
     Megatron as a rate. Raises ConfigError for the linear decay with FSDP."""
-    training = config.training
     if training.lr_schedule == "constant":
         return {}
     if training.lr_schedule == "linear" and strategy != "megatron":
@@ -390,7 +380,6 @@ def decay_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
             "use cosine, or Megatron"
         )
     keys: dict[str, Any] = {}
-    rate = rate_of(config, "training")
     for part, own in ((ACTOR, rate), ("critic", training.value_learning_rate or rate)):
         if strategy == "megatron":
             keys[f"{part}.optim.lr_decay_style"] = training.lr_schedule

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uirl.config import ConfigStore, ModelConfig
+from uirl.config import ModelConfig
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.models.unpacked import folder_of
@@ -25,14 +25,14 @@ from uirl.runtime.files import write_atomically
 from uirl.runtime.folders import MANIFEST, whole_folder
 
 
-def model_folder(config: ConfigStore, target: Path) -> Path | str:
-    """Return the value of verl's `actor_rollout_ref.model.path` for the policy that `config.model` describes.
+def model_folder(model: ModelConfig, target: Path, *, seed: int = 0) -> Path | str:
+    """Return the value of verl's `actor_rollout_ref.model.path` for the policy that `model` describes; `seed`: of the
+    weights of one of ours.
 
     A HF id or folder is handed on. A model of ours, one in GGUF, a checkpoint of the local trainer and a run directory
     (its newest checkpoint) are written to `target` as HF does, adapters merged; a `target` that stands already is used
     as it is. Raises CheckpointError for what cannot be loaded.
     """
-    model = config.model
     if model.local_path is None and not model.model_name.startswith("uirl/"):
         return model.model_name
     built = model.local_path is None or folder_of(model.local_path) != model.local_path
@@ -41,7 +41,7 @@ def model_folder(config: ConfigStore, target: Path) -> Path | str:
     checkpoint = None if built else local_checkpoint(Path(model.local_path or ""))
     if not (target / "config.json").is_file():
         if checkpoint is None:
-            load_model(model, seed=config.training.seed).save(target)
+            load_model(model, seed=seed).save(target)
         else:
             # whether remote code may run is the word of the user's own config, not that of the checkpoint
             export_hf(target, load_policy(checkpoint, trust_remote_code=model.trust_remote_code))
@@ -60,17 +60,17 @@ def local_checkpoint(path: Path) -> Path:
     return checkpoint
 
 
-def described_model(path: str | Path, config: ConfigStore) -> Any:
+def described_model(path: str | Path, settings: ModelConfig) -> Any:
     """Return the HuggingFace config of the policy at `path`, whose weights are not read.
 
     `path`: a HF id or folder, a built-in model, or a checkpoint or run of the local trainer (its newest checkpoint).
-    `config`: the run's own, which describes the sizes of built-in models and says whether remote code may run. Raises
+    `settings`: the run's own, which describe the sizes of built-in models and say whether remote code may run. Raises
     CheckpointError for what cannot be read.
     """
     from transformers import AutoConfig
 
-    remote = config.model.trust_remote_code
-    model = config.model.model_copy(update={"local_path": None, "model_name": str(path)})
+    remote = settings.trust_remote_code
+    model = settings.model_copy(update={"local_path": None, "model_name": str(path)})
     folder = Path(folder_of(str(path)))
     if folder.is_dir() and not (folder / "config.json").is_file():
         checkpoint = local_checkpoint(folder)

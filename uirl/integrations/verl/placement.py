@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import RolloutConfig
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.mapping import ACTOR, ESTIMATORS, ROLLOUT
 
@@ -306,10 +306,9 @@ def reads_several(config: Any, *, credits_episodes: bool) -> str | None:
     return None
 
 
-def check_window(config: Any, store: ConfigStore) -> None:
+def check_window(config: Any, rollout: RolloutConfig) -> None:
     """Raise ConfigError where a window rewrites history under a trainer that would misread those episodes. A chat
     template that rewrites history by itself is found when the first episode is played."""
-    rollout = store.rollout
     if rollout.max_images is None and rollout.token_budget is None:
         return
     why = reads_several(config, credits_episodes=config.trainer.v1.trainer_mode == CREDITING)

@@ -101,7 +101,7 @@ class RunCoordinator:
         logging = self._config.logging
         if self._directory is not None and logging.store_trajectories:
             path = RunDirectory(self._directory).trajectories_path
-            origin = origin_of(self._config, ("verl", "ray"))
+            origin = origin_of(self._config.model, self._config.inference, ("verl", "ray"))
             self._store = TrajectoryStore(path, keep_images=logging.store_images, origin=origin)
             self._store.truncate_after(-1 if resume_after is None else resume_after)
             self._speakers |= self._store.speakers

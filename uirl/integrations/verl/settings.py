@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from uirl.config import ConfigStore, Section, yaml_text
+from uirl.config.rates import rate_of
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.mapping import (
     ACTOR,
@@ -189,8 +190,9 @@ def create_verl_config(
     schema = "ppo_megatron_trainer" if megatron else _schema_of(verl_keys)
     composed = compose(schema)
     strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
-    values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy) | decay_keys(config, strategy)
-    values |= verl_values(config, MAPPED)
+    model, rate = config.model, rate_of(config, "training")
+    values = FIXED | adapter_keys(model.use_lora, model.lora, strategy) | decay_keys(config.training, rate, strategy)
+    values |= recompute_keys(model.gradient_checkpointing, strategy) | verl_values(config, MAPPED)
     path = model_path or config.model.source
     values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}
     values["data.max_prompt_length"] = prompt_length
@@ -217,6 +219,18 @@ class Written(NamedTuple):
     """The section `curriculum` where it names a class of the user's own, else {}."""
     ours: set[str]
     """Keys of ours that are written."""
+
+    def merged(self) -> ConfigStore:
+        """Return `store` with what `flat` says, where we have a key of that meaning. Raises ConfigError."""
+        found: dict[str, Any] = {}
+        for key, row in MAPPED.items():
+            if row.back is not None and row.names[0] in self.flat:
+                value = row.back(self.flat[row.names[0]], self.store, self.flat)
+                found |= {} if value is UNSET else {key: value}
+        model = self.flat.get(f"{HF}.path")
+        if model is not None:
+            found["model.local_path" if Path(str(model)).exists() else "model.model_name"] = str(model)
+        return self.store.override(_assignments(found))
 
 
 def read_verl_yaml(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Written:
@@ -249,7 +263,7 @@ def read_verl_yaml(path: str | Path, overrides: Mapping[str, Any] | Sequence[str
     if "class" not in curriculum:
         changes |= {f"curriculum.{key}": value for key, value in curriculum.items()}
         curriculum = {}
-    return Written(flat, _changed(store, changes), curriculum, written)
+    return Written(flat, store.override(_assignments(changes)), curriculum, written)
 
 
 def load_verl_config(
@@ -262,7 +276,8 @@ def load_verl_config(
     never disagree. Of `FOR_SMALL_MODELS`, what nobody wrote keeps verl's own value. `model_path` replaces the model of
     the file. Raises ConfigError for a key that neither verl nor we have.
     """
-    flat, store, curriculum, written = read_verl_yaml(path, overrides)
+    read = read_verl_yaml(path, overrides)
+    flat, written = read.flat, read.ours
     silent = [key for key in FOR_SMALL_MODELS if key not in written and not set(MAPPED[key].names) & set(flat)]
     theirs = compose(_schema_of(flat))  # raises ConfigError where verl is not installed
     from omegaconf import OmegaConf
@@ -272,28 +287,14 @@ def load_verl_config(
         flat[name] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     if model_path is not None:
         flat[f"{HF}.path"] = model_path
-    store = with_verl_values(store, flat)
+    store = read.merged()
     if "rollout.parallel" not in written:  # verl plays all episodes of an update at once
         store.rollout.parallel = max(store.rollout.parallel_limit, store.training.batch_size)
-    return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, curriculum
+    return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, read.curriculum
 
 
-def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStore:
-    """Return `config` with what `flat` (verl's key -> value) says, where we have a key of that meaning. Raises
-    ConfigError."""
-    found: dict[str, Any] = {}
-    for key, row in MAPPED.items():
-        if row.back is not None and row.names[0] in flat:
-            value = row.back(flat[row.names[0]], config, flat)
-            found |= {} if value is UNSET else {key: value}
-    model = flat.get(f"{HF}.path")
-    if model is not None:
-        found["model.local_path" if Path(str(model)).exists() else "model.model_name"] = str(model)
-    return _changed(config, found)
-
-
-def _changed(config: ConfigStore, changes: Mapping[str, Any]) -> ConfigStore:
-    return config.override([f"{key}={yaml_text.render(value).strip()}" for key, value in changes.items()])
+def _assignments(changes: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={yaml_text.render(value).strip()}" for key, value in changes.items()]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -364,7 +365,7 @@ class CustomGRPOTrainer:
             "algorithm.normalize_by_std": self.normalize_by_std,
             "algorithm.kl_loss_coef": self.kl_coef,
         }
-        ours = _changed(config if isinstance(config, ConfigStore) else ConfigStore(), settings)
+        ours = (config if isinstance(config, ConfigStore) else ConfigStore()).override(_assignments(settings))
         if isinstance(config, ConfigStore):
             return ours
         if not hasattr(config, "actor_rollout_ref"):

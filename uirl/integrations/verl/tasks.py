@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from uirl.config import ConfigStore, EnvironmentConfig
+from uirl.config import EnvironmentConfig
 from uirl.environments import ENVIRONMENTS, BaseEnvironment, EnvironmentSession, create_environment, environment_class
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
@@ -26,7 +26,7 @@ from uirl.runtime.event_loop import EventLoopThread
 from uirl.success import settle_outcomes
 from uirl.training.evaluation.evaluation import HELD_OUT_SEED
 from uirl.training.tasks.curriculum import CurriculumTasks, source_of
-from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
+from uirl.training.tasks.sources import UniformTasks, tasks_of
 from uirl.training.tasks.task_sets import task_sets
 from uirl.types import Task, Trajectory
 
@@ -87,7 +87,10 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         if config is None:
             store.training.seed = seed
         chosen = self._tasks(world, settings, objects, environment) if tasks is None else tasks_of(world, tasks)
-        self.source = self._source(chosen, objects.curriculum if curriculum is None else curriculum, store)
+        if self.split == "train":
+            self.source = source_of(store, chosen, objects.curriculum if curriculum is None else curriculum)
+        else:
+            self.source = UniformTasks(chosen, seed=store.draws_seed, split=self.split, instance_seed=HELD_OUT_SEED)
         self._length = len(chosen)
         if max_samples > 0:
             self._length = max_samples
@@ -153,13 +156,6 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             trained = create_environment(settings.name, settings.options_for("train"), settings)
         sets = task_sets(settings, trained, world, objects.tasks, objects.eval_tasks)
         return sets.train if self.split == "train" else sets.evaluation
-
-    def _source(self, tasks: Sequence[Any], curriculum: Any | None, store: ConfigStore) -> TaskSource:
-        if self.split == "train":
-            return source_of(store, tasks, curriculum)
-        seed = store.training.seed
-        draws = seed if store.inference.seed is None else store.inference.seed
-        return UniformTasks(tasks, seed=draws, split=self.split, instance_seed=HELD_OUT_SEED)
 
 
 def _is_named(environment: BaseEnvironment, settings: EnvironmentConfig) -> bool:

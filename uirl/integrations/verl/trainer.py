@@ -92,7 +92,7 @@ class CustomRayPPOTrainer:
         Raises ConfigError for what cannot work.
         """
         self.store = _store_of(config)
-        without_effect = ignored(self.store)
+        without_effect = ignored(self.store.to_dict())
         if without_effect:
             warnings.warn("no effect under verl: " + "; ".join(without_effect), stacklevel=2)
         settings = self.store.environment
@@ -108,7 +108,7 @@ class CustomRayPPOTrainer:
         logging = self.store.logging
         name = logging.run_name or free_run_name(logging.runs_dir, f"{settings.label}-verl")
         self.directory = (Path(logging.runs_dir) / name).absolute()
-        self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
+        self.config = self._verl_config(config, overrides or {}, use_v1)
         """verl's whole config."""
         self.source = str(self.config.actor_rollout_ref.model.path)
         """The policy to start from, as the config names it."""
@@ -120,7 +120,8 @@ class CustomRayPPOTrainer:
         for tasks in (self._tasks, self._eval_tasks):
             if tasks is not None:
                 require_tasks_arrive(world, tasks, of_environment=False)
-        require_shared_instances(world, self._tasks or tasks_of(world), self.store)
+        estimator = self.store.training.adv_estimator
+        require_shared_instances(world, self._tasks or tasks_of(world), estimator, settings.reset_timeout)
         if environment is None:
             loop = EventLoopThread()  # the caller may be in a loop of its own
             try:
@@ -150,7 +151,7 @@ class CustomRayPPOTrainer:
         running = ray.is_initialized()
         resume = self.config.trainer.resume_mode != "disable"
         with RunDirectory.create(self.directory, self.store.to_yaml(), resume=resume) as directory:
-            remember(self.store)
+            remember(self.store.to_dict())
             self._place_model(directory.path / "model")
             write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
             objects = RunObjects(self._environment, self._reward_fn, self._tasks, self._eval_tasks, self._curriculum)
@@ -162,6 +163,47 @@ class CustomRayPPOTrainer:
             rows = read_metrics(directory.metrics_path)
             self._tell(rows[-1] if rows else {}, directory)
         return rows[-1] if rows else {}
+
+    def _verl_config(self, config: Any, overrides: Mapping[str, Any], use_v1: bool) -> Any:
+        """Return verl's whole config with our parts in their places, and checked."""
+        from omegaconf import OmegaConf
+
+        if isinstance(config, ConfigStore):
+            composed = create_verl_config(self.store, overrides)
+        else:
+            composed = copy.deepcopy(config)
+            for key, value in overrides.items():
+                put(composed, key, value)
+        if "${" in str(OmegaConf.to_container(composed.trainer, resolve=False)["default_local_dir"]):  # verl's own
+            put(composed, "trainer.default_local_dir", str(self.directory / "checkpoints"))
+        for key, value in (HOOKS if use_v1 else HOOKS | LEGACY_HOOKS).items():
+            if key not in overrides:
+                put(composed, key, value)
+        poll_seconds = Settings.read(composed.data).poll_seconds
+        Settings(config=self.store.to_dict(), directory=str(self.directory), poll_seconds=poll_seconds).write(composed)
+        tell_critic(composed)
+        for key in ("actor_rollout_ref.model.external_lib", "critic.model.external_lib"):
+            named = OmegaConf.select(composed, key)  # modules that verl imports where it loads a model
+            modules = [named] if isinstance(named, str) else list(named or ())
+            if VISION_OUTPUTS not in modules:
+                put(composed, key, [*modules, VISION_OUTPUTS] if modules else VISION_OUTPUTS)
+        rollout, data = composed.actor_rollout_ref.rollout, composed.data
+        if rollout.max_model_len is None:
+            # verl's None is all that the model's positions allow, and a server without a cache for that does not start;
+            # SGLang leaves one token free
+            rollout.max_model_len = longest_sequence(composed) + (rollout.name == "sglang")
+        if data.custom_cls.name == HOOKS["data.custom_cls.name"]:
+            if data.shuffle or data.dataloader_num_workers:
+                raise ConfigError(
+                    f"data.shuffle={data.shuffle} and data.dataloader_num_workers={data.dataloader_num_workers}, but "
+                    "the dataset makes its rows as the curriculum moves, in order and in the trainer's own process; "
+                    "leave them false and 0, or name a dataset of your own (data.custom_cls)"
+                )
+            check_idle_keys(composed)
+        check_placement(composed)
+        check_window(composed, self.store.rollout)
+        check_picture_options(composed)
+        return composed
 
     def _tell(self, last: Mapping[str, Any], directory: RunDirectory) -> None:
         numbers = {name: last.get(name) for name in ("step", "success", "reward", "eval/success")}
@@ -185,7 +227,8 @@ class CustomRayPPOTrainer:
         model = self.config.actor_rollout_ref.model
         if _needs_writing(self.source):
             key = "model_name" if self.source.startswith("uirl/") else "local_path"
-            model_folder(self.store.override(["model.local_path=null", f"model.{key}={self.source}"]), target)
+            policy = self.store.override(["model.local_path=null", f"model.{key}={self.source}"]).model
+            model_folder(policy, target, seed=self.store.training.seed)
         described = check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
         check_heads(self.config, *attention_heads(described))
 
@@ -210,47 +253,6 @@ def _store_of(config: Any) -> ConfigStore:
             "with uirl.integrations.verl.create_verl_config"
         )
     return Settings.read(config.data).store()
-
-
-def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Mapping[str, Any], use_v1: bool) -> Any:
-    """Return verl's whole config with our parts in their places, and checked."""
-    from omegaconf import OmegaConf
-
-    if isinstance(config, ConfigStore):
-        composed = create_verl_config(store, overrides)
-    else:
-        composed = copy.deepcopy(config)
-        for key, value in overrides.items():
-            put(composed, key, value)
-    if "${" in str(OmegaConf.to_container(composed.trainer, resolve=False)["default_local_dir"]):  # verl's own
-        put(composed, "trainer.default_local_dir", str(directory / "checkpoints"))
-    for key, value in (HOOKS if use_v1 else HOOKS | LEGACY_HOOKS).items():
-        if key not in overrides:
-            put(composed, key, value)
-    poll_seconds = Settings.read(composed.data).poll_seconds
-    Settings(config=store.to_dict(), directory=str(directory), poll_seconds=poll_seconds).write(composed)
-    tell_critic(composed)
-    for key in ("actor_rollout_ref.model.external_lib", "critic.model.external_lib"):
-        named = OmegaConf.select(composed, key)  # modules that verl imports where it loads a model
-        modules = [named] if isinstance(named, str) else list(named or ())
-        if VISION_OUTPUTS not in modules:
-            put(composed, key, [*modules, VISION_OUTPUTS] if modules else VISION_OUTPUTS)
-    rollout, data = composed.actor_rollout_ref.rollout, composed.data
-    if rollout.max_model_len is None:
-        # verl's None is all that the model's positions allow, and a server without a cache for that does not start
-        rollout.max_model_len = longest_sequence(composed) + (rollout.name == "sglang")  # which leaves one token free
-    if data.custom_cls.name == HOOKS["data.custom_cls.name"]:
-        if data.shuffle or data.dataloader_num_workers:
-            raise ConfigError(
-                f"data.shuffle={data.shuffle} and data.dataloader_num_workers={data.dataloader_num_workers}, but the "
-                "dataset makes its rows as the curriculum moves, in order and in the trainer's own process; leave them "
-                "false and 0, or name a dataset of your own (data.custom_cls)"
-            )
-        check_idle_keys(composed)
-    check_placement(composed)
-    check_window(composed, store)
-    check_picture_options(composed)
-    return composed
 
 
 def _needs_writing(path: str) -> bool:

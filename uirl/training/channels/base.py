@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uirl.config import ConfigStore
 from uirl.inference.base import Weights
 from uirl.rollout.attempts import Attempts, cancel_all, play_all
 from uirl.rollout.collector import EpisodePlayer
@@ -46,17 +45,6 @@ class GroupRules:
     """Times the median time of an episode; None: it waits for all."""
     retries: int = 0
     """How often an episode that failed is played again."""
-
-    @classmethod
-    def from_config(cls, config: ConfigStore) -> GroupRules:
-        """Return the rules of a run's training episodes."""
-        rollout = config.rollout
-        return cls(
-            size=config.training.episodes_per_group,
-            floor=config.group_floor,
-            close_after=config.actors.close_after,
-            retries=rollout.retries if rollout.group_repair == "retry" else 0,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from uirl.training.channels.workers import process_channel, ray_channel
 
 def channel_of(parts: Assembly) -> Channel:
     """Return the channel between the learner of `parts` and its actors."""
-    rules = GroupRules.from_config(parts.config)
     if parts.config.ray.use_ray:
-        return ray_channel(parts, rules)
+        return ray_channel(parts, _rules(parts))
     if parts.config.actors.processes > 0:
-        return process_channel(parts, rules)
+        return process_channel(parts, _rules(parts))
     return local_channel(parts)
 
 
@@ -26,9 +25,19 @@ def local_channel(parts: Assembly) -> LocalChannel:
     return LocalChannel(
         parts.collector,
         parts.engine,
-        sampling_of(parts.config),
-        GroupRules.from_config(parts.config),
+        sampling_of(parts.config.inference),
+        _rules(parts),
         eval_collector=parts.eval_collector,
+    )
+
+
+def _rules(parts: Assembly) -> GroupRules:
+    config = parts.config
+    return GroupRules(
+        size=config.training.episodes_per_group,
+        floor=config.group_floor,
+        close_after=config.actors.close_after,
+        retries=config.rollout.repeats,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments.base import BaseEnvironment
@@ -130,13 +131,13 @@ class ActorHost:
         if loaded.vision is not None:
             loaded.vision.cache.keep_at_most(PIXELS)
         self.chat = chat_for(loaded, environments["train"])
-        self._verifier = verifier_of(config)
-        options = options_of(config, reward_fn or self._verifier)
+        self._verifier = verifier_of(config.verification, config.logging, config.logging.run_name or settings.label)
+        options = options_of(config.turn_limit, config.rollout, config.inference, reward_fn or self._verifier)
         self._collectors = {
-            split: Collector.from_config(config, environment, self.chat, ImageStore(), options=options)
+            split: Collector.from_config(config.rollout, settings, environment, self.chat, ImageStore(), options)
             for split, environment in environments.items()
         }
-        self._players = Players(self._collectors, engine, sampling_of(config))
+        self._players = Players(self._collectors, engine, sampling_of(config.inference))
         self._free = {split: asyncio.Semaphore(places) for split, places in job.places.items()}
 
     async def play(self, spec: EpisodeSpec, order: Order) -> Played:
@@ -172,7 +173,8 @@ def _shared_pictures(job: ActorJob) -> SharedPictures | None:
 
 
 def job_for(
-    config: ConfigStore,
+    config: dict[str, Any],
+    folder: str,
     places: dict[str, int],
     *,
     pictures: SharedPictures | None = None,
@@ -181,21 +183,22 @@ def job_for(
 ) -> tuple[ActorJob, bytes | None]:
     """Return the job of each of the actors of a run, and the objects that they are handed for it (`made_of`).
 
-    `environment`: the one that was handed over in code; None: actors make the one that the config names. Each actor
-    has copies of its own of both objects. Raises ConfigError where one cannot be copied.
+    `config`: `ConfigStore.to_dict`, whose relative paths count from `folder`. `environment`: the one that was handed
+    over in code; None: actors make the one that the config names. Each actor has copies of its own of both objects.
+    Raises ConfigError where one cannot be copied.
     """
     described = isinstance(reward_fn, HybridVerifier) and reward_fn.from_config
     if isinstance(reward_fn, HybridVerifier) and described and reward_fn.judge is not None:
-        config = config.model_copy(deep=True)  # actors book what the judge costs on the same run
-        config.logging.run_name = reward_fn.judge.client.budget
+        # actors book what the judge costs on the same run
+        config = config | {"logging": config["logging"] | {"run_name": reward_fn.judge.client.budget}}
     reward = None if described else reward_fn
     given = {"the environment": environment, "the reward function": reward}
     made = {name: value for name, value in given.items() if value is not None}
     job = ActorJob(
-        config=config.to_dict(),
+        config=config,
         places=places,
         search_path=tuple(os.path.abspath(folder) for folder in sys.path),
-        folder=os.path.abspath(config.logging.at(".")),
+        folder=os.path.abspath(folder),
         pictures=None if pictures is None else (str(pictures.folder), pictures.identity()),
     )
     return job, pack(made) if made else None

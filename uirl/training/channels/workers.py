@@ -15,7 +15,7 @@ from typing import Any
 from uirl.errors import ActorFailure, ContractError, ProcessLost
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, Weights
-from uirl.inference.workers import ServedEngine, demand_of, engines_in_ray
+from uirl.inference.workers import ServedEngine, demand_of
 from uirl.rollout.collector import not_begun
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
@@ -258,7 +258,8 @@ class WorkerChannel(Channel):
         self._slots = {split: asyncio.Semaphore(collector.at_once) for split, collector in collectors.items()}
         pictures = self._images.shared if isinstance(self._images, SharedImageStore) else None
         job, made = job_for(
-            parts.config,
+            parts.config.to_dict(),
+            str(parts.config.logging.at(".")),
             {split: math.ceil(collector.at_once / count) for split, collector in collectors.items()},
             pictures=pictures,
             environment=parts.environment if parts.config.environment.is_object else None,
@@ -323,7 +324,7 @@ def ray_channel(parts: Assembly, rules: GroupRules | None = None) -> WorkerChann
     """Return a channel whose actors are in a Ray cluster, `ray.num_actors` of them. Raises ConfigError where there is
     none."""
     settings = parts.config.ray
-    cluster = RayCluster(settings.address, demand_of(settings, engines_in_ray(parts.config)))
+    cluster = RayCluster(settings.address, demand_of(settings, parts.config.engines_in_ray))
     keys = "ray.actor_cpus, ray.actor_resources"
     needs = Needs(settings.actor_cpus, resources=settings.actor_resources, keys=keys, fewer="ray.num_actors")
     try:

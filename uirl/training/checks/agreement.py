@@ -44,7 +44,7 @@ async def update_reaches_engine(
     `asleep`: it sleeps meanwhile, as in a run, and answers nothing."""
     first = played[0].turns[0]
     images: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
-    sampling = SamplingParams(max_tokens=8, temperature=sampling_of(parts.config).temperature, seed=1)
+    sampling = SamplingParams(max_tokens=8, temperature=sampling_of(parts.config.inference).temperature, seed=1)
     request = GenerationRequest(first.context_ids, images, sampling)
     before = await parts.engine.generate(request)
     if asleep:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, InferenceConfig
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import ContractError, EngineFailure, UirlError
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, SamplingParams
@@ -128,15 +128,15 @@ class LongGap:
         return f"{text}; a sequence beyond the window of {self.window} would take too long here"
 
 
-async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigStore) -> LongGap | None:
+async def long_gap(engine: InferenceEngine, loaded: LoadedModel, settings: InferenceConfig) -> LongGap | None:
     """Return the engine, in two turns, against the model's own forward under its own masks, on one sequence longer than
     its windows or as long as the context allows cheaply. None: the engine tells no log-probs."""
     try:
         window = loaded.attention_spans().largest
     except ContractError:
         window = 0  # an engine with masks of its own knows better
-    ids = _tokens(loaded, _length(loaded, config, window))
-    sampling = SamplingParams(REPLY, config.inference.temperature or 1.0, seed=1)
+    ids = _tokens(loaded, _length(loaded, settings.max_context, window))
+    sampling = SamplingParams(REPLY, settings.temperature or 1.0, seed=1)
     half = await engine.generate(GenerationRequest(ids[: len(ids) // 2], (), sampling, "long"))
     whole = await engine.generate(GenerationRequest(ids, (), sampling, "long"))
     engine.release("long")
@@ -149,9 +149,9 @@ async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigS
     return LongGap(max(gaps), len(ids), window)
 
 
-def _length(loaded: LoadedModel, config: ConfigStore, window: int) -> int:
+def _length(loaded: LoadedModel, max_context: int | None, window: int) -> int:
     positions = loaded.max_positions
-    context = min(positions, config.inference.max_context or positions) - REPLY
+    context = min(positions, max_context or positions) - REPLY
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     cheap = int(WORK.get(loaded.device.type, 2e12) / (8 * weights))
     return max(2, min(context, 3 * window or UNKNOWN, cheap))
@@ -192,36 +192,32 @@ def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -
     if environment is not None:
         config = config.model_copy(deep=True)
         config.environment.note_object(environment)
-    findings: list[Finding] = []
-    loop = EventLoopThread()
     try:
-        parts = _build(config, environment, findings)
-        if parts is not None:
-            _check_environment(parts, findings)
-            if findings[-1].ok:
-                findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
-            loop.run(_check_episodes(parts, findings))
+        config = settle(config.check(training=True)).config.check(training=True)
+        parts = assemble(config, environment, for_training=True)
+    except UirlError as error:
+        return [Finding("config and model", False, str(error))]
+    findings, loop = _model_findings(parts), EventLoopThread()
+    try:
+        _check_environment(parts, findings)
+        if findings[-1].ok:
+            findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
+        loop.run(_check_episodes(parts, findings))
     finally:
         loop.close()
     return findings
 
 
-def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: list[Finding]) -> Assembly | None:
-    try:
-        config = settle(config.check(training=True)).config.check(training=True)
-        parts = assemble(config, environment, for_training=True)
-    except UirlError as error:
-        findings.append(Finding("config and model", False, str(error)))
-        return None
+def _model_findings(parts: Assembly) -> list[Finding]:
     loaded = parts.learner.policy.loaded
     count = sum(p.numel() for p in loaded.model.parameters())
     detail = f"{loaded.name}, {count / 1e6:.2f} M parameters, {loaded.dtype} on {loaded.device}"
-    findings.append(Finding("config and model", True, detail))
+    findings = [Finding("config and model", True, detail)]
     way = "messages are appended" if parts.chat.incremental else "the template rewrites history: one sample per turn"
     shown = "every role comes back, once and in order"
     pictures = [] if loaded.vision is None or parts.chat.dialect.pictures else ["it drops pictures"]
     findings.append(Finding("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures])))
-    return parts
+    return findings
 
 
 def _check_environment(parts: Assembly, findings: list[Finding]) -> None:
@@ -354,7 +350,7 @@ async def _long_sequences(parts: Assembly) -> Finding:
     inference = parts.config.inference
     if inference.filtered:
         return Finding(what, True, "not compared: top-p or top-k filter the engine's distribution")
-    found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config)
+    found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config.inference)
     if found is None:
         return Finding(what, True, "not compared: the engine tells no log-probs")
     tolerance = LONG_TOLERANCE[dtype_of(parts.config.model)]

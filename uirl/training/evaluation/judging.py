@@ -81,8 +81,8 @@ def judge_run(
         ConfigStore.from_yaml(directory.config_path), changes, directory.path, section=("verification.",)
     )
     home = directory.path.resolve()
-    config.logging.runs_dir, config.logging.run_name = str(home.parent), clean_run_name(f"judge-of-{home.name}")
-    verifier = verifier_of(config)
+    config.logging.runs_dir = str(home.parent)
+    verifier = verifier_of(config.verification, config.logging, clean_run_name(f"judge-of-{home.name}"))
     assert verifier is not None
     folder = directory.path / FOLDER
     name = free_run_name(folder, config.verification.judge or "rules", ".jsonl")

@@ -88,7 +88,7 @@ def measure(
         finally:
             await parts.close()
 
-    with _store(record, origin_of(config, checkpoint=str(folder))) as store:
+    with _store(record, origin_of(config.model, config.inference, checkpoint=str(folder))) as store:
 
         def keep(trajectory: Trajectory) -> None:
             if store is not None:

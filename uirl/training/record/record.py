@@ -18,7 +18,7 @@ from uirl.learner.steps import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
-from uirl.storage import RunDirectory, TrajectoryStore, origin_of
+from uirl.storage import TrajectoryStore, origin_of
 from uirl.success import UNSAID
 from uirl.training.record.instances import interval_by_instance
 from uirl.training.record.progress import forget_failures, say, tell_earlier, tell_failure
@@ -36,9 +36,18 @@ SERVE = "serve.json"
 class RunRecord:
     """The run directory while it is being written."""
 
-    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore, environment_name: str) -> None:
-        self.directory = directory
-        self._environment_name = environment_name
+    def __init__(self, config: ConfigStore, images: ImageStore) -> None:
+        """Begin the run of `config` or, with `checkpoint.resume`, continue it; what of its config has changed is said.
+        Raises StorageError, and ConfigError for a tracker that is not installed and where there is no run to
+        continue."""
+        if config.logging.wandb:
+            try:
+                WandbTracker.package()
+            except ImportError as error:
+                raise ConfigError(str(error)) from error
+        self.directory, changes = open_run(config)
+        for change in changes:
+            say(f"changed since {self.directory.name} was last started: {change}")
         self._config = config
         self._images = images
         self._store: TrajectoryStore | None = None
@@ -48,21 +57,6 @@ class RunRecord:
         self._logger: MetricsLogger | None = None
         forget_failures()
 
-    @classmethod
-    def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
-        """Return the record of the run that the config begins or, with `checkpoint.resume`, continues; what of its
-        config has changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and where
-        there is no run to continue."""
-        if config.logging.wandb:
-            try:
-                WandbTracker.package()
-            except ImportError as error:
-                raise ConfigError(str(error)) from error
-        directory, changes = open_run(config)
-        for change in changes:
-            say(f"changed since {directory.name} was last started: {change}")
-        return cls(directory, config, images, config.environment.label)
-
     @property
     def path(self) -> Path:
         return self.directory.path
@@ -70,7 +64,7 @@ class RunRecord:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return checkpoints_of(self.path, self._config)
+        return checkpoints_of(self.path, self._config.checkpoint.output_dir, self._config.logging)
 
     @property
     def curve_path(self) -> Path:
@@ -108,7 +102,9 @@ class RunRecord:
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images
             self._store = TrajectoryStore(
-                self.directory.trajectories_path, keep_images=keep, origin=origin_of(self._config)
+                self.directory.trajectories_path,
+                keep_images=keep,
+                origin=origin_of(self._config.model, self._config.inference),
             )
             self._store.truncate_after(kept)  # without a checkpoint even the evaluation of step 0 is played again
 
@@ -168,7 +164,8 @@ class RunRecord:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the picture and the summary."""
-        title = f"{summary['model']} in {self._environment_name}, {summary['algorithm']}, seed {summary['seed']}"
+        environment = self._config.environment.label
+        title = f"{summary['model']} in {environment}, {summary['algorithm']}, seed {summary['seed']}"
         rows = read_metrics(self.directory.metrics_path)
         before, after = (
             {"episodes_total": episodes} | {f"eval/{name}": summary[f"{name}_{when}"] for name in ("success", "reward")}

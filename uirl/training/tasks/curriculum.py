@@ -119,7 +119,6 @@ def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum
     """Return the training tasks of a run: as `curriculum` says, else as the section of that name, else every task
     equally often. Raises ConfigError where the section has nothing to choose from."""
     seed = config.training.seed
-    draws = seed if config.inference.seed is None else config.inference.seed
     if curriculum is not None and config.curriculum.enabled:
         raise ConfigError("got a curriculum and curriculum.enabled=true, which each choose tasks; leave one out")
     if config.curriculum.enabled:
@@ -130,8 +129,9 @@ def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum
             )
         curriculum = TaskCurriculum.from_config(config.curriculum, seed=seed)
     if curriculum is None:
-        return UniformTasks(tasks, seed=draws, instance_seed=seed)
-    return CurriculumTasks(tasks, curriculum, seed=draws, instance_seed=seed, signal=signal_of(config))
+        return UniformTasks(tasks, seed=config.draws_seed, instance_seed=seed)
+    signal = signal_of(config.training, config.algorithm)
+    return CurriculumTasks(tasks, curriculum, seed=config.draws_seed, instance_seed=seed, signal=signal)
 
 
 def _groups(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:

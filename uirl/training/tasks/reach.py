@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uirl.config import ConfigStore
 from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.environments import BaseEnvironment
 from uirl.environments.instances import look_alike, signature_of, takes_seed, takes_task
@@ -35,16 +34,17 @@ def require_tasks_arrive(environment: BaseEnvironment, tasks: Sequence[Task], *,
             )
 
 
-def require_shared_instances(environment: BaseEnvironment, tasks: Sequence[Task], config: ConfigStore) -> None:
+def require_shared_instances(
+    environment: BaseEnvironment, tasks: Sequence[Task], estimator: str, reset_timeout: float | None
+) -> None:
     """Raise ConfigError where a method compares the episodes of a group and they would be different instances.
 
     A `reset` that takes no seed is tried a few times: what differs is refused, what does not is said.
     """
-    estimator = config.training.adv_estimator
     if estimator not in GROUP_ESTIMATORS or environment.fixed_start or takes_seed(environment):
         return
     loop = EventLoopThread()
-    timeout = config.environment.reset_timeout or float("inf")
+    timeout = reset_timeout or float("inf")
     try:
         same = loop.run(look_alike(environment, [(tasks[0], None)] * RESETS, fresh=False, timeout=timeout))
     except RolloutFailure as failure:

@@ -24,7 +24,7 @@ def one_process_per_engine() -> None:
 def lm_engine() -> Iterator[VLLMInferenceEngine]:
     """A text model in processes of its own."""
     config = config_of("uirl/tiny-lm")
-    engine = VLLMInferenceEngine.from_config(config, load_model(config.model), shared=False)
+    engine = VLLMInferenceEngine.from_config(config.engine_settings, load_model(config.model), shared=False)
     yield engine
     asyncio.run(engine.close())
 
@@ -39,7 +39,7 @@ def vlm_policy() -> Policy:
 def vlm_engine(vlm_policy: Policy) -> Iterator[VLLMInferenceEngine]:
     """The same in vLLM."""
     config = config_of("uirl/tiny-vlm", "model.use_lora=true", "model.lora.vision=true")
-    engine = VLLMInferenceEngine.from_config(config, vlm_policy.loaded, shared=True)
+    engine = VLLMInferenceEngine.from_config(config.engine_settings, vlm_policy.loaded, shared=True)
     yield engine
     asyncio.run(engine.close())
 

@@ -186,7 +186,7 @@ def test_what_we_ask_of_sleep_mode_is_what_vllm_has() -> None:
 def test_a_level_that_a_cpu_cannot_have_is_refused() -> None:
     config = config_of("uirl/tiny-lm", "inference.sleep=1")
     with pytest.raises(ConfigError, match=r"inference\.sleep=1, but vLLM runs on a CPU"):
-        VLLMInferenceEngine.from_config(config, load_model(config.model), shared=True)
+        VLLMInferenceEngine.from_config(config.engine_settings, load_model(config.model), shared=True)
 
 
 async def test_a_killed_process_is_a_failure_for_everybody_and_nothing_is_left(lm_engine: VLLMInferenceEngine) -> None:

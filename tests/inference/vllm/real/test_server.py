@@ -27,7 +27,7 @@ def engine_for(server: Server, config: ConfigStore, policy: Policy | None = None
     config.inference.server_url = server.url
     config.inference.request_retries = 1
     loaded = policy.loaded if policy else load_model(config.model)
-    return VLLMInferenceEngine.from_config(config, loaded, shared=True)
+    return VLLMInferenceEngine.from_config(config.engine_settings, loaded, shared=True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import CheckpointError
 from uirl.images import ImageStore
 from uirl.integrations.verl.models import described_model
@@ -25,13 +25,13 @@ def run_of_the_local_trainer(folder: Path, *overrides: str) -> Path:
 def test_a_run_of_the_local_trainer_is_described(adapters: tuple[str, ...], tmp_path: Path) -> None:
     run = run_of_the_local_trainer(tmp_path / "run", *adapters)
     for path in (run, run / "checkpoints" / "step_000001"):
-        assert described_model(path, ConfigStore()).get_text_config().hidden_size == 64
+        assert described_model(path, ModelConfig()).get_text_config().hidden_size == 64
 
 
 def test_a_built_in_model_has_the_sizes_of_the_config() -> None:
-    assert described_model("uirl/tiny-lm", ConfigStore().override(SIZES)).get_text_config().hidden_size == 64
+    assert described_model("uirl/tiny-lm", ConfigStore().override(SIZES).model).get_text_config().hidden_size == 64
 
 
 def test_a_folder_that_holds_no_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither a HF folder"):
-        described_model(tmp_path, ConfigStore())
+        described_model(tmp_path, ModelConfig())
