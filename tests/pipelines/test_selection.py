@@ -23,6 +23,7 @@ from uirl.pipelines.selection import (
     data_card,
     digests,
     hash_of_weights,
+    judged_by,
     select,
     to_plain,
 )
@@ -132,7 +133,12 @@ def test_every_pass_has_an_order_of_its_own_that_follows_from_the_seed() -> None
 
 
 def test_the_card_of_a_round(tmp_path: Path) -> None:
-    config = ConfigStore().override(["environment.name=screen", "model.model_name=uirl/tiny-lm", "training.seed=3"])
+    about = {
+        "environment": {"name": "screen", "options": {}},
+        "policy": {"model": "uirl/tiny-lm", "sha256": "0123456789abcdefgh"},
+        "verifier": judged_by(ConfigStore().verification, ConfigStore().evolve),
+        "seed": 3,
+    }
     failed = stored("f")
     failed.failure = Failure("engine", "gone")
     with TrajectoryStore(tmp_path / "t.sqlite") as store:
@@ -141,8 +147,7 @@ def test_the_card_of_a_round(tmp_path: Path) -> None:
         chosen = Selection([example("a", "ab"), example("b", "x", "beginning")])
         chosen.left_out.update({"late": 2, "bad": 1})
         card = data_card(
-            config, 4, store, chosen, {"found by fork": 1}, {"episodes": 2, "solved": 1},
-            policy="0123456789abcdefgh", hashes={"sft.jsonl": "h"},
+            about, 4, store, chosen, {"found by fork": 1}, {"episodes": 2, "solved": 1}, hashes={"sft.jsonl": "h"},
         )  # fmt: skip
     version = card.pop("uirl")
     assert card == {
@@ -189,10 +194,9 @@ def test_the_card_of_a_round(tmp_path: Path) -> None:
         (["verification.enabled=true", "verification.rules=my.rules:f"], ("my.rules:f", None, "fork", True)),
     ],
 )
-def test_the_card_says_who_judged(tmp_path: Path, changes: list[str], verifier: tuple[Any, ...]) -> None:
-    with TrajectoryStore(tmp_path / "t.sqlite") as store:
-        card = data_card(ConfigStore().override(changes), 1, store, Selection(), {}, {}, policy="", hashes={})
-    assert tuple(card["verifier"].values()) == verifier
+def test_the_card_says_who_judged(changes: list[str], verifier: tuple[Any, ...]) -> None:
+    config = ConfigStore().override(changes)
+    assert tuple(judged_by(config.verification, config.evolve).values()) == verifier
 
 
 def test_the_files_of_a_round(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from uirl.pipelines.selection import (
     candidate_of,
     data_card,
     hash_of_weights,
+    judged_by,
     select,
     to_plain,
 )
@@ -487,16 +488,11 @@ class Evolution:
         policy = hash_of_weights(self._checkpoint(folder.number - 1))
         hashes = folder.hashes()
         behind = folder.facts()["collect"]["started_behind"]
-        config, settings, evolve = self.config, self.config.verification, self.config.evolve
+        config = self.config
         about = {
             "environment": {"name": config.environment.name, "options": config.environment.options},
             "policy": {"model": config.model.source, "sha256": policy},
-            "verifier": {
-                "episodes": (settings.rules if settings.enabled else None) or "the environment's word",
-                "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
-                "beginnings": evolve.prefixes,
-                "certified": evolve.certify and evolve.prefixes != "off",
-            },
+            "verifier": judged_by(config.verification, config.evolve),
             "seed": config.training.seed,
         }
         card = data_card(about, folder.number, store, chosen, found, behind, hashes=hashes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uirl import __version__
-from uirl.config import EvolveConfig
+from uirl.config import EvolveConfig, VerificationConfig
 from uirl.errors import StorageError
 from uirl.rollout.episode import derive_seed
 from uirl.runtime.files import storage_errors
@@ -142,6 +142,16 @@ def _with_few_beginnings(examples: Sequence[Example], share: float, chosen: Sele
 def to_plain(example: Example) -> dict[str, Any]:
     """Return the line of an example in `selection.json`."""
     return {"id": example.id, "turns": example.turns, "kind": example.kind, "task": example.task}
+
+
+def judged_by(settings: VerificationConfig, evolve: EvolveConfig) -> dict[str, Any]:
+    """Return who says that an episode was solved, and that a beginning is right."""
+    return {
+        "episodes": (settings.rules if settings.enabled else None) or "the environment's word",
+        "judge": settings.judge if settings.enabled or evolve.prefixes == "judge" else None,
+        "beginnings": evolve.prefixes,
+        "certified": evolve.certify and evolve.prefixes != "off",
+    }
 
 
 def data_card(

@@ -137,7 +137,8 @@ Chat templates read messages in their own ways, and most drop without a word wha
 tried when a run begins, and by `uirl check`: in conversations whose messages are unique long texts of several lines
 every text must come back as it was, once and in order, and every picture where it came. The first way of handing
 messages over in which that is so is taken, and what differs from what was said is told once. Where there is none, the
-template is refused by name, with what it loses; set `model.chat_template` then.
+template is refused by name, with what it loses; set `model.chat_template` then. So is one whose prompts lack the header
+of a reply because it ignores `add_generation_prompt`, with the words to append.
 
 - A text is handed over as a string, or as a list of typed parts, role by role (Idefics3, SmolVLM, LLaVA-NeXT).
 - A template that takes no system message, or puts it elsewhere, gets it at the head of the user's first message.

@@ -73,7 +73,9 @@ def test_an_environment_goes_with_what_it_holds_and_what_it_shares_with_the_rewa
 
 def test_other_templates_have_other_probes() -> None:
     plain, other = tiny_model("uirl/tiny-lm"), tiny_model("uirl/tiny-lm")
-    other.tokenizer.chat_template = "{% for m in messages %}>{{ m.content }}<|im_end|>{% endfor %}"
+    other.tokenizer.chat_template = (
+        "{% for m in messages %}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     assert probe_of(ChatRenderer(plain)) == probe_of(ChatRenderer(tiny_model("uirl/tiny-lm")))
     assert probe_of(ChatRenderer(plain)) != probe_of(ChatRenderer(other))
 
