@@ -147,8 +147,10 @@ def test_adapters_that_begin_by_changing_their_base_model_are_refused(trained, w
 
 @pytest.mark.parametrize("way", [True, False, "gaussian", "orthogonal", "eva"])
 def test_other_beginnings_of_adapters_are_taken(trained, way):
-    changed(trained[1], init_lora_weights=way)
-    begin(trained[1])
+    learner, folder = trained
+    changed(folder, init_lora_weights=way)
+    ours, theirs = adapters_of(begin(folder)), adapters_of(learner.policy)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_what_is_no_adapter_is_refused(trained, tmp_path):

@@ -46,8 +46,12 @@ class Key:
     """Our default was chosen for tiny models on one machine."""
 
 
-_same: There = lambda value, config: value  # noqa: E731
-_as_it_is: Back = lambda value, config, flat: UNSET if value is None else value  # noqa: E731
+def _same(value: Any, _config: object) -> Any:
+    return value
+
+
+def _as_it_is(value: Any, _config: object, _flat: object) -> Any:
+    return UNSET if value is None else value
 
 
 def _key(names: str, there: There = _same, back: Back | None = None, tiny: bool = False) -> Key:
