@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -71,6 +72,26 @@ async def test_a_page_that_leaves_while_its_picture_is_taken_is_seen_where_it_we
         assert colour_at(picture, 5, 5) == (255, 0, 0)
         await page.settle(drawn=True)
         assert await page.evaluate("location.search") == "?there"
+
+
+async def test_a_picture_that_is_refused_before_the_page_has_left_is_taken_of_the_next_one(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    await page.goto(web_page)
+    run, send, refused = page.first.run, page.first.session.send, []
+
+    async def late(call: Any, what: str, **options: Any) -> Any:
+        shown = await send("Runtime.evaluate", {"expression": "location.search"})
+        if what != "its picture" or shown["result"]["value"] == "?there":
+            return await run(call, what, **options)
+        if not refused:
+            leaving = send("Page.navigate", {"url": f"{web_page}?there"})
+            asyncio.get_running_loop().call_later(0.2, asyncio.ensure_future, leaving)
+        refused.append(what)
+        raise Moved("Page.captureScreenshot: Unable to capture screenshot")
+
+    page.first.run = late  # type: ignore[method-assign]
+    assert colour_at(await page.screenshot(), 5, 5) == (255, 0, 0)
+    assert len(refused) == 1
 
 
 async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:

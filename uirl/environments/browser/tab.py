@@ -28,12 +28,7 @@ TWO_FRAMES = """new Promise(done => {
 scroll arrives in the first; what its listeners ask for, and what watches where elements are, comes by the second."""
 _LEFT = (
     *("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll"),
-    *(
-        "Not attached to an active page",
-        "uniqueContextId not found",
-        "Frame was detached",
-        "Unable to capture screenshot",
-    ),
+    *("Not attached to an active page", "uniqueContextId not found", "Frame was detached", "Unable to capture"),
 )
 """How the browser refuses a call where the page has left the document it was for."""
 _UNTOLD = ("Object reference chain is too long", "Object couldn't be returned by value", "Failed to convert response")
@@ -240,9 +235,11 @@ class Tab:
         """Return the result of a call that the page stays for. Raises PageLost where it leaves three times."""
         for _ in range(3):
             await self.settle()
+            moved = self._moved
             # of a document that is gone no picture ever comes, and the browser does not say so
             with contextlib.suppress(Moved):
-                return await self.run(call, what, timeout=timeout, until=self._moved)
+                return await self.run(call, what, timeout=timeout, until=moved)
+            await asyncio.wait({moved}, timeout=1.0)  # the call may be refused before the next document is there
         raise PageLost(f"the page went elsewhere three times during {what}")
 
     async def answer(self, agree: bool, text: str | None = None) -> None:
