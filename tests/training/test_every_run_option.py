@@ -317,14 +317,14 @@ def arguments_of(backend: str, loaded: LoadedModel, *assignments: str) -> Any:
     )
     assert config is not None, why
     if backend == "vllm":
-        return vllm_arguments(config)
+        return vllm_arguments(config.model, config.inference)
     if backend == "sglang":
-        arguments = sglang_arguments(config, loaded, WeightFiles(None), config.model.use_lora)
+        arguments = sglang_arguments(config.engine_settings, loaded, WeightFiles(None), config.model.use_lora)
         return arguments | {"model_path": ""} | config.inference.engine_options
     engine: Any = create_engine(config, loaded)
     client = engine._client
     asked = (client.base_url, client.key_env, client.timeout, client.retries)
-    return asked, engine._named_model, engine._max_context
+    return asked, engine._server._named_model, engine._max_context
 
 
 @pytest.mark.parametrize(("key", "backend"), [(key, backend) for key, own in OF_ENGINES.items() for backend in own])
