@@ -65,7 +65,7 @@ mutants: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/pyrefly check
 
 format: setup
 	$(BIN)/ruff format .
@@ -182,4 +182,4 @@ bench: setup browser .venv-verl/.ready .venv-vllm/.ready .venv-browsergym/.ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

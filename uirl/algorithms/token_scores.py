@@ -69,7 +69,7 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_log_probs: Tensor, of_entropies: Tensor | None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, of_log_probs: Tensor, of_entropies: Tensor | None) -> tuple[Tensor, None, None]:  # type: ignore[override]
         logits, targets, log_sums, entropies = ctx.saved_tensors
         wanted: _Wanted = ctx.wanted
 
@@ -225,7 +225,7 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:  # type: ignore[override]
         logits, entropy = ctx.saved_tensors
         rows = logits.reshape(-1, logits.shape[-1])
         grad = torch.empty_like(rows)

@@ -76,7 +76,8 @@ class _Parser(argparse.ArgumentParser):
     """Options are written out: an abbreviation would change its meaning with the next option that begins like it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,7 +137,7 @@ class _Version(argparse.Action):
     """Prints the version; looked up only then."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "nargs": 0})
+        super().__init__(nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import PackageNotFoundError, version

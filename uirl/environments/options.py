@@ -48,7 +48,7 @@ class EnvironmentOptions(Section):
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier name of an option -> the name it has now: not accepted, but the error names the new one."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:  # type: ignore[override]
         raise ConfigError(f"{self.key}.{name} is read when the environment is made; make another environment")
 
     @classmethod

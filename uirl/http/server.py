@@ -132,7 +132,8 @@ def server_config(app: Any, *, max_connections: int, **options: Any) -> uvicorn.
     limits["max_connections"] = connection_limit(max_connections)
     kind = type("ProvenConnection", (ProvenConnection,), limits)
     usual: dict[str, Any] = {"ws": "none", "log_level": "warning", "h11_max_incomplete_event_size": HEADER_LIMIT}
-    return uvicorn.Config(app, **{**usual, "http": kind, "access_log": False, "server_header": False, **options})
+    usual |= {"http": kind, "access_log": False, "server_header": False}
+    return uvicorn.Config(app, **usual | options)
 
 
 def connection_limit(wanted: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from uirl.errors import EngineFailure, PromptTooLong
 from uirl.images import Screenshot
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _INTS = frozenset({int})
 
-Weights = Iterable["tuple[str, torch.Tensor]"]
+Weights: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 """(HF parameter name, tensor) pairs."""
 
 

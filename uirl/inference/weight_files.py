@@ -63,8 +63,8 @@ class Snapshot(KeptWeights):
     """
 
     folder: Path
-    version: int
-    adapter: Mapping[str, Any] | None
+    version: int  # type: ignore[misc]
+    adapter: Mapping[str, Any] | None  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         paths = sorted(self.folder.glob("*.safetensors"))

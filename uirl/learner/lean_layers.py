@@ -52,7 +52,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
         width = x.shape[-1]
         normal = x.to(torch.float32) * scale
@@ -77,7 +77,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         gate, up = ctx.saved_tensors
         with torch.enable_grad():
             gate = gate.detach().requires_grad_()

@@ -146,7 +146,7 @@ class Conversation:
         if not answers:
             return [*self._opening, *exchanges]
         said = [message for message in self._opening[-1:] if message.role == "user"]
-        words = "\n".join(filter(None, [m.text for m in (*said, *answers)]))
+        words = "\n".join(part for part in [m.text for m in (*said, *answers)] if part)
         joined = Message("user", words, tuple(image for m in (*said, *answers) for image in m.images))
         return [*self._opening[: len(self._opening) - len(said)], joined, *exchanges[len(answers) :]]
 
@@ -185,7 +185,7 @@ class Conversation:
                 gone = min(count, len(message.images))
                 count -= gone
                 if gone:
-                    words = "\n".join(filter(None, [message.text, *[self._style.dropped] * gone]))
+                    words = "\n".join(part for part in [message.text, *[self._style.dropped] * gone] if part)
                     message = replace(message, text=words, images=message.images[gone:])
                 if not gone or message.text or message.images:
                     left.append(message)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 
-def read_asset(package: str, name: str) -> str:
-    """Return the text of the file `name`, without its last line break, in the folder of `package`: `__package__` of the
-    caller."""
-    return resources.files(package).joinpath(name).read_text("utf-8").removesuffix("\n")
+def read_asset(beside: str, name: str) -> str:
+    """Return the text of the file `name`, without its last line break, in the folder of the file `beside`: `__file__`
+    of the caller."""
+    return Path(beside).with_name(name).read_text("utf-8").removesuffix("\n")

@@ -59,8 +59,9 @@ class ModelEndpoint:
         Raises:
             ConfigError: A public address or remote sessions without a key, an unknown parser, an unknown option.
         """
-        option_values = {} if options is None else options.model_dump(exclude_unset=True)
-        options = EndpointOptions(**{"model_name": loaded.name} | option_values | settings)
+        values: dict[str, Any] = {"model_name": loaded.name}
+        values |= {} if options is None else options.model_dump(exclude_unset=True)
+        options = EndpointOptions(**values | settings)
         if options.api_key == "":
             raise ConfigError("the API key is empty; give one, or None for none")
         if options.api_key is None and options.remote_sessions:

@@ -231,7 +231,7 @@ def _observation(messages: Sequence[WireMessage]) -> Observation:
         if message.role == "tool":
             results.append(ToolResult(message.name, result=message.text, id=message.call_id))
         else:
-            text = "\n".join(filter(None, [message.text, *map(_written_call, message.tool_calls)]))
+            text = "\n".join(part for part in [message.text, *map(_written_call, message.tool_calls)] if part)
             texts.append(text if message.role == "user" else f"{message.role}: {text}")
     shots = tuple(shot.hash for wire in messages for shot in wire.message.images)
     return Observation("\n".join(texts), shots, tool_results=tuple(results))
@@ -246,7 +246,7 @@ def _new_messages(new: Sequence[WireMessage], whole: Sequence[Message]) -> tuple
     entries = []
     for wire, message in zip(new, whole, strict=True):
         calls = map(_written_call, message.tool_calls)
-        text = "\n".join(filter(None, [message.text, *calls]))
+        text = "\n".join(part for part in [message.text, *calls] if part)
         entries.append({"role": wire.message.role, "text": text, "images": len(wire.message.images)})
     return tuple(entries)
 

@@ -58,7 +58,8 @@ class Label:
     def read(cls, value: Any) -> Self:
         """Return the label of a JSON object with `passed`, `error_step` and `note`. Raises InputError that names the
         first wrong field."""
-        return cls(**{"passed": None, **fields_of(value)})
+        fields: dict[str, Any] = {"passed": None, **fields_of(value)}
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError
 
 from uirl.errors import ContractError
 from uirl.runtime.limits import shown
@@ -88,7 +87,7 @@ class CallSignature:
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(hint)
             schema = adapter.json_schema()
-        except (PydanticUserError, PydanticSchemaGenerationError) as error:
+        except PydanticUserError as error:
             shown_hint = hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else hint
             raise ContractError(
                 f"{where} has the type hint {shown_hint}, which has no JSON form; expected str, int, float, bool, "

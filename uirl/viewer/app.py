@@ -71,7 +71,7 @@ def create_app(runs: Runs, access: Access) -> Any:
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
     rules = access.rules(SHEET)
-    app.add_exception_handler(Refusal, lambda _, refusal: rules.answer(refusal))
+    app.add_exception_handler(Refusal, lambda _, refusal: rules.answer(refusal))  # type: ignore[arg-type]
     return Guard(WholeIds(app), rules)
 
 

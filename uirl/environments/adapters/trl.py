@@ -248,7 +248,7 @@ def _hint(schema: Any, root: Mapping[str, Any]) -> Any:
     one = without_null(schema, root)
     found: list[Any]
     if "enum" in one:
-        found = [Literal[tuple(one["enum"])]]
+        found = [Literal[tuple(one["enum"])]]  # type: ignore[valid-type]
     elif one.get("type") == "array" and isinstance(one.get("items"), Mapping):
         found = [list[_hint(one["items"], root)]]  # type: ignore[misc]
     else:

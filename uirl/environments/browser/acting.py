@@ -30,10 +30,10 @@ MAX_FRAMES = 24
 PATIENCE = 1500
 """Milliseconds in which an element has to become ready for an action: to be drawn, enabled, still, and in front."""
 GONE = "it is not on the page any more; look again"
-CLICKABLE = read_asset(__package__, "clickable.js")
+CLICKABLE = read_asset(__file__, "clickable.js")
 """JavaScript: the elements that can be acted on, open shadow roots included, in document order, and of each its box and
 a point that nothing covers (null: there is none)."""
-_FRAME_PLACE = read_asset(__package__, "frame_place.js")
+_FRAME_PLACE = read_asset(__file__, "frame_place.js")
 """JavaScript, of a frame's element: where the frame is in the one around it, and where in that one the marks and places
 of things in the frame are (null: they cannot be seen)."""
 _AT = """([x, y]) => {

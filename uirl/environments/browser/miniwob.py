@@ -41,7 +41,7 @@ SOLVED_FROM = {
 }  # fmt: skip
 """Page -> reward of the page from which it is solved, where the page measures a distance, an angle, a colour or a time,
 and no hand hits 1. On all others it is solved at 1: less is paid for a part."""
-GUARD = read_asset(__package__, "miniwob.js")
+GUARD = read_asset(__file__, "miniwob.js")
 """JavaScript that keeps the score of a loaded page, and gives the object that begins episodes and tells how they stand.
 
 The score board is hidden: a page that sets the focus can scroll to it, and its clock repaints every second. The largest
@@ -117,7 +117,7 @@ def page_url(name: str) -> str:
 @cache
 def page_tags() -> dict[str, tuple[str, ...]]:
     """Return page name -> its tags, which `miniwob.yaml` explains."""
-    return {name: tuple(tags.split()) for name, tags in yaml.safe_load(read_asset(__package__, "miniwob.yaml")).items()}
+    return {name: tuple(tags.split()) for name, tags in yaml.safe_load(read_asset(__file__, "miniwob.yaml")).items()}
 
 
 class MiniWobOptions(DemonstratorOptions, PageOptions):
@@ -188,10 +188,11 @@ class MiniWobEnvironment(PageEnvironment):
         return str(await page.first.ask(self._guard, BEGIN, seed))
 
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
+        left: dict[str, Any] = {"ended": True, "reward": -1, "reason": "the page was left", "spots": []}
         try:
             state = await page.first.ask(self._guard, STATE)
         except (Moved, Refused):  # its object is gone, so the page has left its document
-            self._shown, state = None, {"ended": True, "reward": -1, "reason": "the page was left", "spots": []}
+            self._shown, state = None, left
         self._spots = [(x, y, word) for x, y, word in state["spots"]]
         if action is None:
             return Judgement(info={"page": self._shown})

@@ -49,7 +49,7 @@ MOST_WINDOWS = 64
 """Opened after one action; with the next one the page is lost: each costs the browser a hundredth of a second."""
 SHOWS_WITHIN = 1.0
 """Seconds in which a window shows a page, or `LOAD_SECONDS` where its address leads to one; else it is closed."""
-EVERY_DOCUMENT = read_asset(__package__, "page.js")
+EVERY_DOCUMENT = read_asset(__file__, "page.js")
 """A script for every document, among the page's own: equal states give equal pictures, the mouse reaches all, and what
 a person would have seen or copied outside of the picture is told."""
 FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
@@ -63,7 +63,7 @@ COPY = frozenset(map(frozenset, [("ctrl", c) for c in "cx"] + [("ctrl", "insert"
 """Keys that are down together."""
 _NAMES = {"ctrl": "Control", "pageup": "PageUp", "pagedown": "PageDown"}
 _NAMES |= {key: f"Arrow{key.title()}" for key in ("left", "right", "up", "down")}
-_SIGNS = dict(zip("`-=[]\\;',./", (
+_SIGNS: dict[str, str] = dict(zip("`-=[]\\;',./", (
     "Backquote", "Minus", "Equal", "BracketLeft", "BracketRight", "Backslash", "Semicolon", "Quote", "Comma", "Period",
     "Slash",
 ), strict=True))  # fmt: skip

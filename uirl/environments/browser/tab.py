@@ -132,7 +132,7 @@ class Tab:
     async def open(cls, page: BrowserPage, metrics: Mapping[str, Any]) -> Tab:
         """Return the tab of a page that was just opened, of this size. Raises Playwright's error where it is gone."""
         session = await page.context.new_cdp_session(page)
-        asked: list[dict[str, Any]] = await asyncio.gather(
+        asked = await asyncio.gather(
             session.send("Target.getTargetInfo"),
             session.send("Page.enable"),
             session.send("Emulation.setDeviceMetricsOverride", dict(metrics)),

@@ -251,7 +251,7 @@ class WebEnvironment(PageEnvironment):
         try:
             async with asyncio.timeout(5.0):
                 _, writer = await asyncio.open_connection(parts.hostname, port)
-        except (OSError, TimeoutError):
+        except OSError:
             return True
         writer.close()
         return False

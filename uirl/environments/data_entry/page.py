@@ -8,7 +8,7 @@ from typing import Any
 
 from uirl.runtime.assets import read_asset
 
-_PAGE = read_asset(__package__, "page.html")
+_PAGE = read_asset(__file__, "page.html")
 
 WATCH = """const sent = [];
 addEventListener('submit', event => {
@@ -17,7 +17,7 @@ addEventListener('submit', event => {
 }, true);"""
 """Runs apart from the page: what every submission held, at the moment it was made."""
 
-STATE = read_asset(__package__, "state.js")
+STATE = read_asset(__file__, "state.js")
 """What was sent, and where the hand of a demonstrator must go."""
 
 

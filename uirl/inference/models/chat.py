@@ -199,7 +199,7 @@ class ChatRenderer:
         if not self.described:
             return messages
         own = messages[:1] if messages and messages[0].role == "system" else ()
-        text = "\n\n".join(filter(None, [*(m.text for m in own), self.described]))
+        text = "\n\n".join(part for part in [*(m.text for m in own), self.described] if part)
         return [Message("system", text), *messages[len(own) :]]
 
     def _written(self, calls: Sequence[ToolCall]) -> str:

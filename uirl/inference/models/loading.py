@@ -203,7 +203,9 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     if weights:
         check_head(loaded)
         if loaded.vision is not None and not _is(config, BUILT_IN_MODELS):
-            prove_pictures(loaded.vision, loaded.model, lambda *parts: _read(loaded, *parts), name=loaded.name)
+            prove_pictures(
+                loaded.vision, loaded.model, lambda ids, images: _read(loaded, ids, images), name=loaded.name
+            )
     return loaded
 
 
@@ -382,7 +384,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         if pictures:
             # before anything else is read
             check_family(hf_config)
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **kwargs)
         if pictures or not tokenizer.chat_template:
             tokenizer.chat_template = template_of_processor(path) or tokenizer.chat_template
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None

@@ -357,7 +357,7 @@ class PictureProcessor:
     def _expansion(self, text: str) -> Expansion:
         """Return the parts of what the processor made of the word for a picture."""
         special = {t.content for i, t in self._tokenizer.added_tokens_decoder.items() if t.special or i == self._token}
-        found = list(re.finditer("|".join(map(re.escape, sorted(special, key=len, reverse=True))), text))
+        found = list(re.finditer("|".join(re.escape(one) for one in sorted(special, key=lambda one: -len(one))), text))
         start, end = (found[0].start(), found[-1].end()) if found else (0, len(text))
         ids = np.asarray(self._tokenizer(text[start:end], add_special_tokens=False)["input_ids"], np.int64)
         return Expansion(text[:start], ids, text[end:], np.flatnonzero(ids == self._token))

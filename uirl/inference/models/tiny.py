@@ -145,7 +145,7 @@ def vision_model(tokenizer: Any, sizes: Any, **vision: Any) -> Any:
     config."""
     import transformers
 
-    classes = {
+    classes: dict[str, tuple[Any, Any]] = {
         "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
         "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
         "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),

@@ -186,7 +186,7 @@ def _convert(file: Path, target: Path, model: Packaged | None) -> None:
         of_file["quantization_config"] = transformers.GgufConfig(gguf_file=file.name, dequantize=True)
     try:
         with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             loaded = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **of_file)
     except MemoryError:
         raise

@@ -95,8 +95,9 @@ def _task(info: Mapping[str, Any]) -> Task:
     task, environment = info.get("task"), str(info.get("environment") or "")
     if not isinstance(task, Mapping):
         return Task(id=str(task or environment or "unnamed"), environment=environment)
+    fields: dict[str, Any] = {"environment": environment, **{str(key): value for key, value in task.items()}}
     try:
-        return Task(**{"environment": environment, **{str(key): value for key, value in task.items()}})
+        return Task(**fields)
     except TypeError as error:
         raise ConfigError(f"the task of a row cannot be read: {error}; expected the fields of uirl.Task") from error
 
@@ -122,7 +123,7 @@ class ServerAgent(Agent):
         draws follow from the episode's seed. `banned`: tokens that the server does not ban itself. `picture_options`:
         of the server's processor (`min_pixels`, `max_pixels`)."""
         self._client, self._request_id = client, uuid.uuid4().hex
-        self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
+        self._sampling: dict[str, Any] = {**sampling, "stop_token_ids": list(end_ids)}
         if banned:
             self._sampling["logit_bias"] = {str(token): BAN for token in banned}
         self._max_context = max_context

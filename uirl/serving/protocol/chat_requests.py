@@ -284,7 +284,7 @@ class CallRequest(WireModel):
     def _sampling(self, max_tokens: int | None) -> dict[str, Any]:
         """Return the sampling fields that are there, each proved to be one that `SamplingParams` takes."""
         names = ("temperature", "top_p", "top_k", "seed", "stop_token_ids")
-        values = {name: getattr(self, name) for name in names} | {"max_tokens": max_tokens}
+        values: dict[str, Any] = {name: getattr(self, name) for name in names} | {"max_tokens": max_tokens}
         fields = {name: value for name, value in values.items() if value is not None}
         for name, value in fields.items():
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, LiteralString, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -101,7 +101,7 @@ def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, defa
     return parse(models[name], value, where)
 
 
-def refused(message: str, code: str = "invalid_value") -> PydanticCustomError:
+def refused(message: str, code: LiteralString = "invalid_value") -> PydanticCustomError:
     """Build what a validator raises: the message for the client, which names the field itself, and OpenAI's code."""
     return PydanticCustomError(code, "{told}", {"told": message})
 

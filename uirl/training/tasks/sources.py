@@ -126,9 +126,10 @@ def _as_task(item: Any, index: int, name: str) -> Task:
     if isinstance(item, str):
         return Task(id=f"{name}/{index}", goal=item)
     if isinstance(item, Mapping):
+        fields: dict[str, Any] = {"id": f"{name}/{index}", **item}
         try:
-            return Task(**{"id": f"{name}/{index}", **item})
+            return Task(**fields)
         except TypeError as error:
-            fields = ", ".join(Task.__dataclass_fields__)
-            raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {fields}") from error
+            expected = ", ".join(Task.__dataclass_fields__)
+            raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {expected}") from error
     raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")

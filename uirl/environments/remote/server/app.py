@@ -102,7 +102,7 @@ def serve(
 
 def connection_config(app: Any, settings: ServerSettings, **others: Any) -> uvicorn.Config:
     """Return how uvicorn serves such an application; `others`: options and deadlines other than usual."""
-    usual = {
+    usual: dict[str, Any] = {
         "max_connections": 8 * settings.sessions + SPARE_CONNECTIONS,
         "ws": "websockets-sansio",
         "ws_max_size": settings.body_limit,
@@ -146,7 +146,7 @@ class About:
     async def page(self) -> Response:
         """Return the page, in whose text `__NAME__` and `__NONCE__` stand for what each answer fills in."""
         nonce = secrets.token_urlsafe(12)
-        page = read_asset(__package__, "live_view.html")
+        page = read_asset(__file__, "live_view.html")
         page = page.replace("__NONCE__", nonce).replace("__NAME__", escape(self.sessions.settings.environment))
         policy = (
             f"default-src 'none'; img-src 'self'; connect-src 'self'; style-src 'nonce-{nonce}'; "
