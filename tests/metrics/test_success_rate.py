@@ -89,6 +89,18 @@ def test_an_interval_holds_the_rate_as_often_as_it_says(prior, greedy, tries, in
     assert sum(low <= a / (a + b) <= high for low, high in found) / runs >= 0.93
 
 
+@pytest.mark.parametrize("tries", [1, 4])
+@pytest.mark.parametrize("draws", [8, 64])
+def test_few_states_that_the_seed_draws_often_are_draws_of_their_own(draws, tries):
+    """A game of two states: every draw of the seed counts, and the interval still holds the rate over both."""
+    rng, runs = np.random.default_rng([draws, tries]), 1500
+    rates = rng.random((runs, 2))
+    drawn = np.take_along_axis(rates, rng.integers(2, size=(runs, draws)), axis=1)
+    found = [clustered_interval([(int(s), tries) for s in row]) for row in rng.binomial(tries, drawn)]
+    inside = [low <= rate <= high for (low, high), rate in zip(found, rates.mean(axis=1), strict=True)]
+    assert sum(inside) / runs >= 0.93
+
+
 def test_pass_at_k_golden_and_by_counting():
     # 5 tries, 2 successes, 2 draws: 1 - C(3,2)/C(5,2) = 1 - 3/10
     assert pass_at_k(5, 2, 2) == pytest.approx(0.7)
