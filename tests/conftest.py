@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from uirl.config import ModelConfig
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.runtime.memory import set_aside
 
 # no clock judges a test, and a refusal can be repeated: the same examples each time
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,10 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there by now stays: not to walk over it again and again spares a sixteenth of the time."""
-    gc.collect()
-    gc.freeze()
+    context = set_aside()
+    context.__enter__()
+    session.config.add_cleanup(lambda: context.__exit__(None, None, None))
     gc.set_threshold(50_000, 50, 100)
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
+from uirl.runtime import memory
 from uirl.runtime.memory import set_aside
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All of the tests run inside one such context."""
+    monkeypatch.setattr(memory, "_inside", 0)
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 class Ring:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -82,8 +83,23 @@ def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str
     `calls`: the skeleton of a tool call is one token too, where `vocab_size` leaves room for it (640 does). `words`:
     these too are one token each, in a text and as what an action is meant for, where there is room.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained_pieces(vocab_size, calls, tuple(words))),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        extra_special_tokens=list(SPECIAL_TOKENS[1:]),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@lru_cache
+def _trained_pieces(vocab_size: int, calls: bool, words: tuple[str, ...]) -> str:
+    """Return the tokenizer of `build_tokenizer` as JSON: to train it takes as long as all else of a tiny model."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE(unk_token=None))
     pieces = Regex(_PIECES_WITH_CALLS if calls else _PIECES)
@@ -101,14 +117,7 @@ def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str
         show_progress=False,
     )
     raw.train_from_iterator(chain(_corpus(), _call_corpus() if calls else (), _word_corpus(words)), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        padding_side="left",
-        extra_special_tokens=list(SPECIAL_TOKENS[1:]),
-        chat_template=CHAT_TEMPLATE,
-    )
+    return str(raw.to_str())
 
 
 def _corpus() -> Iterator[str]:
