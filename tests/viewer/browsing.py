@@ -78,9 +78,12 @@ class Tab:
             await self.page.press([key])
 
     async def click(self, selector: str) -> None:
-        """Click into the middle of the first such element, as a person does."""
+        """Click into the middle of the first such element once it stays where it is, as a person does."""
         await self.ask(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
-        x, y, width, height = await self.box(selector)
+        before, (x, y, width, height) = None, await self.box(selector)
+        while (x, y, width, height) != before:
+            await asyncio.sleep(0.1)
+            before, (x, y, width, height) = (x, y, width, height), await self.box(selector)
         await self.page.click(x + width / 2, y + height / 2)
 
     async def box(self, selector: str) -> tuple[float, float, float, float]:

@@ -132,7 +132,7 @@ async def test_a_list_of_a_run_that_was_made_anew_says_so(tab: Tab, folder: Path
     await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 3")
     shutil.rmtree(run)
     make_run(run, [trajectory("d")])
-    await tab.until("document.body.innerText.includes('2 fewer now')")
+    await tab.until("document.body.innerText.includes('2 fewer now') && !document.body.innerText.includes('so far')")
     await tab.click(".bar button.main")
     await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 1")
     await tab.until("!document.querySelector('main').innerText.includes('fewer now')")
