@@ -44,8 +44,9 @@ def canonical(content: Any) -> str:
 def instances_of(episodes: Sequence[Trajectory]) -> list[str]:
     """Return of each episode of an evaluation the instance that it shares with others, for `clustered_interval`.
 
-    That is its group, one draw of the seed: draws are independent also where they meet the same few states. Tasks with a goal or checks that begin alike are the same problem, however
-    often a list of tasks comes round; where all begin alike nothing tells them apart but their seeds.
+    That is its group, one draw of the seed: draws are independent also where they meet the same few states. Tasks with
+    a goal or checks that begin alike are the same problem, however often a list of tasks comes round; where all begin
+    alike nothing tells them apart but their seeds.
     """
     alike = [fingerprint(one) if one.task.goal or one.task.checks else None for one in episodes]
     told_apart = len(set(alike)) > 1
