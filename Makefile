@@ -14,7 +14,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 GPU_PARTS := memory update engines attention sleep gap
 
-.PHONY: train test test-real templates test-actors test-slow test-originals chaos mutants test-verl test-vllm test-clients check format setup browser sandbox \
+.PHONY: train test test-real templates test-actors test-slow test-originals chaos mutants test-verl test-vllm test-clients check dist format setup browser sandbox \
   bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
@@ -180,6 +180,10 @@ bench: setup browser .venv-verl/.ready .venv-vllm/.ready .venv-browsergym/.ready
 	$(PYTHON) -m venv .venv-browsergym
 	.venv-browsergym/bin/python $(INSTALL) --no-deps -r requirements-browsergym.txt
 	touch $@
+
+# the wheel, in dist/
+dist: setup
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

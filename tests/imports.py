@@ -13,7 +13,7 @@ from typing import Literal
 import uirl
 
 ROOT = Path(uirl.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
+SOURCES = sorted(path for path in ROOT.rglob("*.py") if path.parent.parent.name != "configs" != path.parent.name)
 TARGET = re.compile(r"(uirl(?:\.\w+)*)(?::\w+)?")
 """A module, or 'module:Name', as a text."""
 

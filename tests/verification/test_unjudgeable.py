@@ -26,7 +26,7 @@ WAYS: dict[str, Answer | str] = {
     "unprocessable": Answer("no", 422),
     "crashes the server": Answer("oh no", 500),
     "more than the rate allows": Answer("request too large", 429),
-    "takes too long": Answer({}, seconds=2.0),
+    "takes too long": Answer({}, seconds=4.0),
     "breaks the connection": Answer({"a": "b" * 1000}, keep=0.5),
 }
 EPISODES = 8
@@ -79,7 +79,7 @@ async def played(judge: HybridVerifier, *, knows: bool = False, retries: int = 1
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: str, votes: int) -> None:
     server.fault = WAYS[way]
-    asked = judge_of(server, timeout=0.4 if way == "takes too long" else 20.0, retries=0)
+    asked = judge_of(server, timeout=1.0 if way == "takes too long" else 20.0, retries=0)
     asked.options = JudgeOptions(votes=votes)
     judge = HybridVerifier(asked, rules=UNSURE, options=HybridOptions(audit=0.0))
     report = await played(judge)
@@ -95,7 +95,7 @@ async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: s
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("abstains", "contradicts itself")])
 async def test_what_hits_every_episode_is_a_failure_and_its_cost_is_told(server: Coverable, way: str) -> None:
     server.fault = WAYS[way]
-    asked = judge_of(server, timeout=0.4 if way == "takes too long" else 20.0, retries=0)
+    asked = judge_of(server, timeout=1.0 if way == "takes too long" else 20.0, retries=0)
     judge = HybridVerifier(asked, rules=UNSURE, options=HybridOptions(audit=0.0))
     await asked.client.ask(*points("Order two apples."))
     server.down = True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uirl.cli import evolve, export, judge, plan, serve, serve_model, verl, view
+from uirl.cli import begin, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.set_defaults(run=lambda _: _help(parser))
     commands = parser.add_subparsers(metavar="command")
+    begin.add_command(commands)
     train = commands.add_parser("train", help="train a policy as a config says")
     add_config(train)
     train.add_argument(
@@ -154,6 +155,10 @@ def _train(options: argparse.Namespace) -> int:
         options.overrides.append(f"checkpoint.from_step={options.from_step}")
     if options.resume or options.from_step is not None:
         options.overrides.insert(0, "checkpoint.resume=true")
+    if options.config is None and not options.overrides:
+        raise ConfigError(
+            f"expected a config: a file, or a name that `uirl configs` lists: {', '.join(begin.shipped())}"
+        )
     path, config = read_config(options)
     if path is not None and Path(path).is_dir():
         if not config.checkpoint.resume:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uirl.cli.begin import path_of
 from uirl.cli.imports import make_importable
 from uirl.errors import ConfigError, UirlError
 from uirl.runtime.files import leads_out
@@ -33,7 +34,7 @@ def read_config(options: argparse.Namespace) -> tuple[str | None, ConfigStore]:
     changes = [a for a in options.overrides if "=" in a]
     if len(paths) > 1:
         raise UirlError(f"expected one config file, got {len(paths)}: {', '.join(paths)}")
-    path = paths[0] if paths else None
+    path = path_of(paths[0]) if paths else None
     if path is None or not Path(path).is_dir():
         make_importable(config=path)
         return path, load_config(path, changes)

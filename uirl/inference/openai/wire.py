@@ -47,7 +47,8 @@ def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> l
             if not message.tool_calls and _results_after(messages, number) < len(calls):
                 # servers refuse calls that nobody answered: these stay the text they were, as formats such as MAI-UI's
                 # want it
-                reply, calls = ChatCompletionAssistantMessageParam(role="assistant", content=message.text), []
+                plain: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": message.text}
+                reply, calls = plain, []
             waiting = [call["id"] for call in calls]
             out.append(reply)
         elif message.role == "tool" and waiting:
