@@ -133,8 +133,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "data_entry": {
         **PAGE,
-        "level": case(2, 3, shows="turns"),
-        "rows": case(2, shows="turns"),
+        "level": case(2, 3, shows="first"),
+        "rows": case(2, shows="first"),
         "listed": case(2, shows="stumbling"),
         "fields": case(("first",), shows="pictures"),
         "tell": case(True, shows="first"),
@@ -147,8 +147,8 @@ BASES: dict[str, dict[str, Any]] = {
     "screen": {"size": 84},
     "screen_suite": {"size": 84},
     "gymnasium": {"env": "FrozenLake-v1"},
-    "miniwob": {"task": "click-color"},
-    "data_entry": {"level": 1},
+    "miniwob": {"task": "click-color", "max_turns": 3},
+    "data_entry": {"level": 1, "max_turns": 4},
 }
 """Environment -> what every try has."""
 TRIED_ELSEWHERE: dict[tuple[str, str], tuple[Any, ...]] = {
@@ -208,17 +208,20 @@ class Looker:
 
     async def _look(self, env: Any, what: str) -> Any:
         session = EnvironmentSession(env)
+        # one page shows how it is drawn and what is waited for; what is drawn by chance shows in several
+        drawn = isinstance(env, browser.PageEnvironment) and what in ("first", "pictures", "waits")
+        seeds = SEEDS[:1] if drawn else SEEDS
         self._waits.clear()
         try:
             if what in STATIC:
                 return STATIC[what](env)
             if what in ("first", "pictures"):
-                seen = [look(await session.reset(None, seed)) for seed in SEEDS]
+                seen = [look(await session.reset(None, seed)) for seed in seeds]
                 return [text if what == "first" else pictures for text, pictures in seen]
             if what == "demonstration":
-                plays = [await play_episode(session, seed=seed, turn_limit=20) for seed in SEEDS]
+                plays = [await play_episode(session, seed=seed, turn_limit=20) for seed in seeds]
                 return [(play.actions, [r.observation.tool_results for r in play.results]) for play in plays]
-            plays = [await play_episode(session, lambda turn: stumble(env, turn), seed=seed) for seed in SEEDS]
+            plays = [await play_episode(session, lambda turn: stumble(env, turn), seed=seed) for seed in seeds]
             if what == "waits":
                 return list(self._waits)
             if what == "success":
@@ -249,6 +252,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", CASES)
 async def test_every_option_changes_what_can_be_seen_or_is_refused(name: str, waits: list[float]) -> None:
     assert CASES[name].keys() == option_names(environment_class(name))
@@ -320,6 +324,7 @@ def test_a_view_that_the_observations_do_not_have_is_refused() -> None:
         env.reset()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_slip_tells_the_field_that_it_holds() -> None:
     env = create_environment("data_entry", {"level": 1, "fields": ["first"], "tell": True})
     session = EnvironmentSession(env)

@@ -278,21 +278,27 @@ async def test_a_session_that_the_server_forgot_is_made_again() -> None:
     assert len(Forgetful.sessions) == 2
 
 
-async def test_close_leaves_no_process_behind() -> None:
+async def test_a_server_has_its_own_names_and_variables_and_close_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
     threads = set(threading.enumerate())
-    async with MCPServer(STDIO) as server:
+    async with MCPServer(STDIO, env={"FOR_THE_SERVER": "1"}, prefix="shop_") as server:
         registry = ToolRegistry(server.tools())
-        pids = [int((await ask(registry, name)).result) for name in ("process", "child")]
+        names = (await ask(registry, "shop_secrets")).result.split()
+        assert "FOR_THE_SERVER" in names
+        assert "SECRET_TOKEN" not in names
+        pids = [int((await ask(registry, name)).result) for name in ("shop_process", "shop_child")]
         assert all(alive(pid) for pid in pids)
-        waiting = asyncio.ensure_future(ask(registry, "slow", seconds=30))
-        await ask(registry, "add", a=1)
+        waiting = asyncio.ensure_future(ask(registry, "shop_slow", seconds=30))
+        await ask(registry, "shop_add", a=1)
     with pytest.raises(EnvironmentFailure):
         await waiting
     assert not alive(pids[0])
     os.kill(pids[1], 9)  # its own, and not of the protocol
     assert {thread for thread in threading.enumerate() if thread.name == "mcp-session"} <= threads
     with pytest.raises(EnvironmentFailure, match="is not connected"):
-        await ask(registry, "add", a=1)
+        await ask(registry, "shop_add", a=1)
     server.close()
 
 
@@ -311,15 +317,6 @@ def test_a_server_that_is_not_closed_ends_with_the_interpreter() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert wait_for(lambda: not alive(int(done.stdout)))
-
-
-async def test_environment_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", "x")
-    with MCPServer(STDIO, env={"FOR_THE_SERVER": "1"}, prefix="shop_") as server:
-        registry = ToolRegistry(server.tools())
-        names = (await ask(registry, "shop_secrets")).result.split()
-    assert "FOR_THE_SERVER" in names
-    assert "SECRET_TOKEN" not in names
 
 
 @pytest.mark.parametrize(

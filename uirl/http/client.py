@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -179,11 +180,10 @@ class HTTPClient:
         self._lock = threading.Lock()
         self._jitter = random.Random()
         self._closed = False
-        self._tls: ssl.SSLContext | None = None  # of all connections: one takes long to make
 
     def __getstate__(self) -> dict[str, Any]:
         # connections belong to this process
-        return {**vars(self), "_open": {}, "_lock": None, "_tls": None}
+        return {**vars(self), "_open": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state | {"_lock": threading.Lock()})
@@ -355,16 +355,22 @@ class HTTPClient:
 
     def _client(self) -> httpx.AsyncClient:
         httpx = import_httpx(self.extra)
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
         return httpx.AsyncClient(
             # a deadline stands around the whole try; httpx itself only knows pauses between bytes
             timeout=httpx.Timeout(None, connect=CONNECT),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL, keepalive_expiry=KEPT),
             # a proxy that the environment names must not stand between two processes of one machine
             mounts={f"all://{host}": None for host in _LOOPBACK},
-            verify=self._tls,
+            verify=_tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
         )
+
+
+@cache
+def _tls(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return what all clients of this process trust; it takes long to make. httpx reads the variables itself."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def count_tries(tries: int) -> str:

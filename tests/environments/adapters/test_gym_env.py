@@ -133,6 +133,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("one_browser")
 @pytest.mark.parametrize("kind", KINDS)
 def test_gymnasiums_own_check_passes(make: Any, kind: str) -> None:
     name, options = KINDS[kind]
@@ -175,6 +176,7 @@ def test_a_form_is_played_to_its_end_in_pictures_of_its_size(make: Any) -> None:
         env.unwrapped.step(action)
 
 
+@pytest.mark.usefixtures("one_browser")
 def test_pages_are_seen_in_full_and_cut_at_their_limit_of_turns(make: Any) -> None:
     env = make("uirl/miniwob", options={"task": "click-test-2", "max_turns": 2}, actions="numbers")
     seen, info = env.reset(seed=0)

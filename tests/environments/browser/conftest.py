@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def one_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plain test runs with `asyncio.run` is run on this loop, with its browser."""
+    monkeypatch.setattr(asyncio, "run", asyncio.get_running_loop().run_until_complete)
 
 
 @pytest_asyncio.fixture(loop_scope="package", autouse=True)

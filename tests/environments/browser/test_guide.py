@@ -12,14 +12,16 @@ import pytest
 
 import uirl
 from uirl.cli.main import main
-from uirl.environments import scripted_success
+from uirl.environments import check_environment, scripted_success
 from uirl.environments.browser.environment import PageOptions
 from uirl.environments.browser.web import WebEnvironment
 
 PAGE = (Path(uirl.__file__).parent.parent / "docs" / "your_own_web_app.md").read_text()
 
 
-def test_the_blocks_run_in_order() -> None:
+@pytest.mark.usefixtures("one_browser")
+def test_the_blocks_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(check_environment.__kwdefaults__, "episodes", 1)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 6
     space: dict[str, Any] = {"__name__": "guide"}
@@ -43,18 +45,19 @@ def test_the_files_it_names_train_where_they_were_saved(
     short = [
         "training.num_epochs=1",
         "training.num_iters_per_epoch=1",
-        "training.eval_episodes=8",
+        "training.eval_episodes=2",
         "training.batch_size=8",
     ]
     warm = (
-        "training.warm_start={demonstrations: 8, batch_size: 8, steps: 1, evaluate_every: null, stop_at_success: null}"
+        "training.warm_start={demonstrations: 2, batch_size: 2, steps: 1, evaluate_every: null, stop_at_success: null}"
     )
     assert main(["train", str(project / "shop.yaml"), *short, warm, "logging.tensorboard=false"]) == 0
     assert "stopped because" in capsys.readouterr().out
-    assert main(["eval", "runs/shop", "--episodes", "4"]) == 0
+    assert main(["eval", "runs/shop", "--episodes", "2"]) == 0
     assert main(["export", "runs/shop", "--to", "hf"]) == 0
 
 
+@pytest.mark.usefixtures("one_browser")
 def test_its_task_is_won_by_whoever_reads_the_goal_and_by_nobody_else() -> None:
     (shop,) = re.findall(r"```python shop\.py\n(.*?)```", PAGE, re.DOTALL)
     space: dict[str, Any] = {"__name__": "shop"}
@@ -70,8 +73,8 @@ def test_its_task_is_won_by_whoever_reads_the_goal_and_by_nobody_else() -> None:
             super().prepare(rng, task)
             self.bought = {"apple": "pear", "pear": "plum", "plum": "apple"}[self.wanted]
 
-    assert scripted_success(Reader(), episodes=6) == 1.0
-    assert scripted_success(Contrarian(), episodes=6) == 0.0
+    assert scripted_success(Reader(), episodes=3) == 1.0
+    assert scripted_success(Contrarian(), episodes=3) == 0.0
 
 
 def test_an_environment_is_twenty_lines() -> None:

@@ -24,7 +24,10 @@ from uirl.images import screenshot
 from uirl.types import Action, Task
 
 
-@pytest.mark.parametrize("options", [{}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}])
+@pytest.mark.usefixtures("one_browser")
+@pytest.mark.parametrize(
+    "options", [{"max_turns": 4}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}]
+)
 def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
     report = check_environment(create_environment("miniwob", options), episodes=2)
     assert report.seeded

@@ -93,6 +93,7 @@ async def seed_of(env: Copy, word: str) -> int:
     raise AssertionError(word)
 
 
+@pytest.mark.usefixtures("one_browser")
 def test_it_keeps_the_environment_contract() -> None:
     report = check_environment(Copy(), episodes=2)
     assert report.seeded

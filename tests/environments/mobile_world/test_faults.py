@@ -91,8 +91,7 @@ def test_nothing_breaks(vlm: LoadedModel) -> None:
         assert phone.idle
 
 
-@pytest.mark.parametrize("max_turns", [None, 9])
-@pytest.mark.parametrize("solved", [True, False])
+@pytest.mark.parametrize(("solved", "max_turns"), [(True, None), (False, 9)])
 def test_an_episode_that_the_run_cuts_is_scored_as_the_phone_stands(
     vlm: LoadedModel, solved: bool, max_turns: int | None
 ) -> None:
@@ -121,15 +120,13 @@ def test_a_score_that_does_not_come_is_a_failure_still(vlm: LoadedModel) -> None
 @pytest.mark.parametrize(
     ("end", "fault", "number", "kind", "words", "turn"),
     [
-        ("/step", "500", 2, "environment", "/step was answered with 500", 1),
         ("/step", "503", 2, "environment", "/step was answered with 503", 1),
         ("/step", "hang", 2, "timeout", "/step: no answer within 3 s", 1),
         ("/step", "text", 2, "environment", "not JSON", 1),
         ("/step", "cut", 2, "environment", "not JSON", 1),
-        ("/screenshot", "500", 3, "environment", "/screenshot was answered with 500", 1),
-        ("/screenshot", "hang", 3, "timeout", "/screenshot: no answer within", 1),
         ("/screenshot", "text", 1, "environment", "not JSON", 0),
         ("/task/init", "500", 1, "environment", "/task/init was answered with 500", 0),
+        ("/screenshot", "500", 3, "environment", "/screenshot was answered with 500", 1),
         ("/task/goal", "500", 1, "environment", "/task/goal was answered with 500", 0),
         ("/task/eval", "500", 1, "environment", "/task/eval was answered with 500", 3),
         ("/task/eval", "hang", 1, "timeout", "/task/eval: no answer within 3 s", 3),
@@ -150,12 +147,14 @@ def test_answers_of_the_wrong_kind(
         assert [server.active for server in env.pool.servers] == [0]
 
 
-@pytest.mark.parametrize("said", [{}, {"score": None}, {"score": "1"}, {"score": True}, {"score": 7}, [1.0], None])
-def test_a_score_that_is_missing_is_a_failure_and_no_zero(vlm: LoadedModel, said: Any) -> None:
+def test_a_score_that_is_missing_is_a_failure_and_no_zero(vlm: LoadedModel) -> None:
+    replies = (reply(DONE),)
     with phones() as (phone,):
-        phone.double.spoil["score"] = said
-        expect_failures(collect(vlm, small(phone)), "environment", "/task/eval answered something else", turn=3)
-        assert phone.idle
+        for said in ({}, {"score": None}, {"score": "1"}, {"score": True}, {"score": 7}, [1.0], None):
+            phone.double.spoil["score"] = said
+            trajectories = collect(vlm, small(phone), replies=replies)
+            expect_failures(trajectories, "environment", "/task/eval answered something else", turn=0)
+            assert phone.idle
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n and then nothing", b"<html>", None])

@@ -19,7 +19,7 @@ def test_a_run_on_a_server_equals_the_run_at_home(tmp_path: Path) -> None:
     there are episodes at a time."""
     own = ("environment.", "training.warm_start", "training.batch_size", "training.eval_episodes")
     quick = [word for word in QUICK if not word.startswith(own)] + ["training.batch_size=8", "training.eval_episodes=4"]
-    few = "steps: 40, learning_rate: 0.01, batch_size: 16, demonstrations: 48"
+    few = "steps: 20, learning_rate: 0.01, batch_size: 8, demonstrations: 24"
     quick.append(f"training.warm_start={{{few}, evaluate_every: null, stop_at_success: null}}")
     options = {"n": 4, "guesses": 2, "demonstrator": "random"}
     summaries = []

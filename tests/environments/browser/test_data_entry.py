@@ -46,7 +46,14 @@ def test_a_value_cannot_end_the_script_of_the_page() -> None:
     assert "</script><b>" not in render_page({"rows": ["</script><b>"]})
 
 
-@pytest.mark.parametrize("options", [{"level": 1, "zoom": 0.5, "max_wrong_submissions": 1}, {"level": 4, "rows": 1}])
+@pytest.mark.usefixtures("one_browser")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"level": 1, "zoom": 0.5, "max_wrong_submissions": 1, "max_turns": 3},
+        {"level": 4, "rows": 1, "fields": ["first", "last"], "max_turns": 4},
+    ],
+)
 def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
     report = check_environment(create_environment("data_entry", options), episodes=2)
     assert report.seeded
@@ -56,7 +63,7 @@ def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 async def test_a_flawless_episode_sums_to_one_in_the_turns_that_are_needed(level: int) -> None:
     session = EnvironmentSession(DataEntryEnvironment(level=level, coordinates="grid_999"))
-    for seed in range(3):
+    for seed in range(1 if level == 4 else 2):
         played = await play_episode(session, seed=seed)
         assert played.success is True
         assert played.total_reward == pytest.approx(1.0)
@@ -149,24 +156,22 @@ async def test_a_clerk_mends_what_was_typed_wrong() -> None:
 async def test_a_seed_gives_the_same_page_and_another_seed_another() -> None:
     env, other = DataEntryEnvironment(level=1), DataEntryEnvironment(level=1)
     shots = {}
-    for seed in range(6):
+    for seed in range(3):
         first = await env.reset(seed=seed)
         await env.step(Action.of("type", text="12345"))
         shots[seed] = screenshot(first.images[0]).hash
-    assert len(set(shots.values())) == 6
-    assert {seed: screenshot((await other.reset(seed=seed)).images[0]).hash for seed in (5, 0, 3)} == {
-        seed: shots[seed] for seed in (5, 0, 3)
-    }
+    assert len(set(shots.values())) == 3
+    assert {seed: screenshot((await other.reset(seed=seed)).images[0]).hash for seed in (2, 0, 1)} == shots
 
 
 async def test_a_constant_click_does_not_submit() -> None:
     env = DataEntryEnvironment(level=1)
     hits = 0
-    for seed in range(12):
+    for seed in range(6):
         await env.reset(seed=seed)
         await env.step(Action.of("type", text=env._sheet[0]["code"]))
         hits += (await env.step(Action.of("click", x=56, y=36))).reward > 0
-    assert 0 < hits < 10, "the button moves"
+    assert 0 < hits < 6, "the button moves"
 
 
 @pytest.mark.parametrize(
