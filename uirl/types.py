@@ -269,7 +269,7 @@ class Trajectory:
     """Not None: this episode is excluded from every advantage."""
     seed: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers of this episode for the log: seconds, tokens, what the environment reported (`success`, ...)."""
+    """Numbers of this episode for the log: seconds, tokens, `success` of the environment, what verifiers did."""
     final: Observation | None = None
     """What stood there after the last turn: nobody acted on it, and verifiers look at it. None: not recorded."""
     sampling: JSON | None = None

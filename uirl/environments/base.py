@@ -1,4 +1,4 @@
-"""The environment contract: four methods to write, and what may be added to them."""
+"""The environment contract: three methods to write, and what may be added to them."""
 
 from __future__ import annotations
 
