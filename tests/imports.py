@@ -47,10 +47,15 @@ class Import:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, parsed once for all that read it."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports_of(module: str) -> tuple[Import, ...]:
     """Return every import of a module of ours."""
-    tree = ast.parse(MODULES[module].read_text())
-    return tuple(Import(module, *target) for target in _targets(tree))
+    return tuple(Import(module, *target) for target in _targets(parsed(MODULES[module])))
 
 
 def all_imports() -> Iterator[Import]:
@@ -61,10 +66,11 @@ def all_imports() -> Iterator[Import]:
 
 def _targets(tree: ast.Module) -> Iterator[tuple[str, int, How]]:
     """Yield (target, line, how)."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "import" in ast.unparse(node.func)]
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and mentions(node.func, "import")]
     loaded = {id(argument) for call in calls for argument in call.args}
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
+    statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, "statement") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -78,10 +84,19 @@ def _targets(tree: ast.Module) -> Iterator[tuple[str, int, How]]:
                 yield named[1], node.lineno, "loaded by text" if by_text else "named for others"
 
 
+def mentions(expression: ast.AST, word: str) -> bool:
+    """Whether a name or a text within an expression contains `word`."""
+    words = ("id", "attr", "value")
+    return any(word in str(getattr(node, key, "")) for node in ast.walk(expression) for key in words)
+
+
+LAYERS = "|".join(sorted({module.split(".")[1] for module in MODULES if "." in module}))
+OURS = re.compile(rf"(?<![\w.])uirl\.(?:{LAYERS})(?:\.\w+)+")
+
+
 def names_of_modules(text: str) -> list[str]:
     """Return what looks like 'uirl.folder.module' or 'uirl.folder.module.name' in a text."""
-    parts = "|".join(sorted({module.split(".")[1] for module in MODULES if "." in module}))
-    return re.findall(rf"(?<![\w.])uirl\.(?:{parts})(?:\.\w+)+", text)
+    return OURS.findall(text)
 
 
 def exists(dotted: str) -> bool:
@@ -95,7 +110,7 @@ def exists(dotted: str) -> bool:
 def names_in(module: str) -> frozenset[str]:
     """Names that a module defines, imports or lists as texts."""
     names = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(parsed(MODULES[module])):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -11,10 +11,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
-from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
+import uirl
+from tests.imports import (
+    MODULES,
+    ROOT,
+    SOURCES,
+    Import,
+    all_imports,
+    exists,
+    mentions,
+    names_of_modules,
+    parsed,
+    rings,
+)  # fmt: skip
 from tests.patience import PATIENCE
 
 GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "http", "workers"}
@@ -91,7 +104,8 @@ def is_declared(one: Import) -> bool:
     return one.how != "statement" and (is_facade(one.source) or one.source.endswith(".registry"))
 
 
-def functions() -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+@cache
+def functions() -> tuple[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
     """(file, 'Class.name', function) of every function, nested ones included."""
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -102,9 +116,15 @@ def functions() -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionD
             else:
                 yield from below(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
 
-    for path in SOURCES:
-        for name, function in below(ast.parse(path.read_text()), ""):
-            yield path.relative_to(ROOT).as_posix(), name, function
+    return tuple((path.relative_to(ROOT).as_posix(), *one) for path in SOURCES for one in below(parsed(path), ""))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """They are many megabytes, which no other test needs."""
+    yield
+    parsed.cache_clear()
+    functions.cache_clear()
 
 
 def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
@@ -142,7 +162,7 @@ def test_names_of_modules_in_texts_exist() -> None:
     # also those that other programs load, as 'pkg://uirl.integrations.verl.tasks', and those in docstrings
     stale = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 stale += [f"{path}:{node.lineno}: {name}" for name in names_of_modules(node.value) if not exists(name)]
     assert not stale, "\n".join(stale)
@@ -214,13 +234,13 @@ def test_few_parts_hold_the_whole_config() -> None:
     continued, and a part is handed the sections that it reads."""
     holders = [f"{path}:{name}" for path, name, f in functions() for a in arguments(f) if holds_config(a.annotation)]
     for path in SOURCES:
-        fields = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AnnAssign)]
+        fields = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.AnnAssign)]
         holders += [f"{path}:{ast.unparse(node.target)}" for node in fields if holds_config(node.annotation)]
     assert len(holders) <= HOLDERS, "hand over `config.rollout`, ... instead:\n" + "\n".join(sorted(holders))
 
 
 def holds_config(annotation: ast.expr | None) -> bool:
-    return annotation is not None and "ConfigStore" in ast.unparse(annotation)
+    return annotation is not None and mentions(annotation, "ConfigStore")
 
 
 SHAPE = re.compile(r"(?<![\w\]])\[(?:\.\.\.|(?:[A-Za-z]\w*|\d+)(?:, ?[\w.*+/ -]+)*)?\]")
@@ -239,7 +259,7 @@ def test_public_tensor_functions_name_shapes() -> None:
     silent = set()
     for path, name, function in functions():
         public = not any(part.startswith(("_", "<")) for part in name.split("."))
-        if public and takes_or_returns_tensors(function) and not SHAPE.search(ast.get_docstring(function) or ""):
+        if public and not SHAPE.search(ast.get_docstring(function) or "") and takes_or_returns_tensors(function):
             silent.add(f"{path}:{name}")
     assert_only(silent, SHAPES_LEFT, "the docstring names no shape such as [B, T]")
 
@@ -303,6 +323,4 @@ def test_importing_the_package_loads_no_torch() -> None:
 
 
 def test_every_public_name_exists() -> None:
-    code = "import uirl; print(len([getattr(uirl, name) for name in uirl.__all__]), len(uirl.__all__))"
-    there, named = run(code).split()
-    assert there == named
+    assert all(hasattr(uirl, name) for name in uirl.__all__)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import QUICK
 from tests.patience import PATIENCE
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore
 from uirl.cli.imports import make_importable
@@ -25,21 +26,6 @@ from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.evaluation.measure import free_record, measure
 from uirl.training.record.tally import Tally
 from uirl.training.tasks.task_sets import stored_tasks
-
-QUICK = [
-    "model.model_name=uirl/tiny-lm",
-    "model.tiny.hidden_size=32",
-    "environment.name=guess_number",
-    "environment.options={n: 4, guesses: 2, demonstrator: random}",
-    "inference.max_tokens=4",
-    "training.batch_size=16",
-    "training.eval_episodes=8",
-    "training.eval_every=null",
-    "training.num_epochs=1",
-    "training.num_iters_per_epoch=2",
-    "training.warm_start={steps: 40, batch_size: 16, learning_rate: 0.01, evaluate_every: null, stop_at_success: null}",
-    "logging.tensorboard=false",
-]
 
 
 def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,27 +80,24 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert json.loads((run / "summary.json").read_text())["steps"] == 4
 
 
-def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *QUICK, "training.num_iters_per_epoch=1", f"logging.runs_dir={tmp_path}"]) == 0
+def test_eval_takes_a_file_of_tasks(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = tmp_path / "eval_tasks.json"
     tasks.write_text(json.dumps([{"id": "one", "seed": 1}, {"id": "two", "seed": 2}]))
     capsys.readouterr()
-    run = tmp_path / "guess_number"
-    assert main(["eval", str(run), "--tasks", str(tasks), "--episodes", "4", "--json", "-"]) == 0
+    assert main(["eval", str(whole), "--tasks", str(tasks), "--episodes", "4", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["tasks"]) == {"one", "two"}
     assert (report["failures"], report["first_failure"]) == (0, None)
     tasks.write_text("{")
-    assert main(["eval", str(run), "--tasks", str(tasks)]) == 2
+    assert main(["eval", str(whole), "--tasks", str(tasks)]) == 2
     assert "expected a JSON list" in capsys.readouterr().err
 
 
 def test_an_evaluation_that_cannot_be_is_refused_before_it_is_played_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *QUICK, "training.num_iters_per_epoch=1", "logging.run_name=run"]) == 0
-    assert main(["export", "runs/run", "--to", "hf", "--out", "hf"]) == 0
+    assert main(["export", str(whole), "--to", "hf", "--out", "hf"]) == 0
     capsys.readouterr()
     # no environment is named, and the default one shows pictures
     assert main(["eval", "hf", "--episodes", "2"]) == 2
@@ -336,19 +319,14 @@ def test_python_runs_the_package() -> None:
     assert done.stdout.startswith("uirl ")
 
 
-def test_a_run_directory_is_checked_and_continued_by_its_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *QUICK, f"logging.runs_dir={tmp_path}", "training.num_iters_per_epoch=1"]) == 0
-    run = tmp_path / "guess_number"
-    capsys.readouterr()
-    assert main(["check", str(run)]) == 0
+def test_a_run_directory_is_checked_and_continued_by_its_path(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(whole)]) == 0
     assert "ok    resume" in capsys.readouterr().out
-    assert main(["train", str(run)]) == 2
+    assert main(["train", str(whole)]) == 2
     assert "is a run; continue it with --resume" in capsys.readouterr().err
-    assert main(["train", str(run), "--resume"]) == 0
+    assert main(["train", str(whole), "--resume"]) == 0
     assert "this run is finished: all epochs are done" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["guess_number"]
+    assert [path.name for path in whole.parent.iterdir()] == ["whole"]
 
 
 EVIL = "open({path!r}, 'w').write('ran')\nfrom uirl import GuessNumberEnvironment as Game\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.cli.test_command import QUICK
+from tests.cli.conftest import QUICK
 from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.config.stored import remember
@@ -16,14 +16,9 @@ from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Action, Observation, Task, Trajectory, Turn
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs, 'whole' and 'lora'."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, more in (("whole", []), ("lora", ["model.use_lora=true", "model.lora.r=4"])):
-        named = [f"logging.runs_dir={folder}", f"logging.run_name={name}"]
-        assert main(["train", *QUICK, *more, *named]) == 0
-    return folder
+@pytest.fixture
+def runs(whole: Path, lora: Path) -> dict[str, Path]:
+    return {"whole": whole, "lora": lora}
 
 
 def exported(capsys: pytest.CaptureFixture[str], *words: str) -> Path:
@@ -34,40 +29,40 @@ def exported(capsys: pytest.CaptureFixture[str], *words: str) -> Path:
 
 @pytest.mark.parametrize("run", ["whole", "lora"])
 def test_weights_open_with_hf_and_measure_as_the_run_does(
-    runs: Path, capsys: pytest.CaptureFixture[str], run: str
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
-    folder = exported(capsys, str(runs / run), "--to", "hf")
-    assert folder == runs / run / "exports" / "step_000002-hf"
+    folder = exported(capsys, str(runs[run]), "--to", "hf")
+    assert folder == runs[run] / "exports" / "step_000002-hf"
     AutoModelForCausalLM.from_pretrained(folder)
     AutoTokenizer.from_pretrained(folder)
     reports = []
-    for path in (runs / run, folder):
-        assert main(["eval", str(path), *QUICK[2:4], "--episodes", "8", "--json", str(runs / "report.json")]) == 0
-        reports.append(json.loads((runs / "report.json").read_text()))
+    for path in (runs[run], folder):
+        assert main(["eval", str(path), *QUICK[2:4], "--episodes", "8", "--json", str(tmp_path / "report.json")]) == 0
+        reports.append(json.loads((tmp_path / "report.json").read_text()))
     assert reports[0]["reward"] == reports[1]["reward"]
 
 
-def test_an_adapter_opens_with_hf(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = runs / "lora" / "checkpoints" / "step_000002"
+def test_an_adapter_opens_with_hf(whole: Path, lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = lora / "checkpoints" / "step_000002"
     folder = exported(capsys, str(checkpoint), "--to", "peft")
-    assert folder == runs / "lora" / "exports" / "step_000002-peft"
+    assert folder == lora / "exports" / "step_000002-peft"
     AutoModelForCausalLM.from_pretrained(folder)
-    assert main(["export", str(runs / "whole"), "--to", "peft"]) == 2
+    assert main(["export", str(whole), "--to", "peft"]) == 2
     assert "has no adapters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["hf", "peft"])
 def test_what_no_export_has_written_is_not_replaced(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    run = runs / "lora"
+    run = lora
     before = sorted(path.name for path in run.iterdir())
     precious = tmp_path / "precious"
     (precious / "inside").mkdir(parents=True)
     (precious / "inside" / "thesis.txt").write_text("years")
     (tmp_path / "file").write_text("of words")
     (tmp_path / "link").symlink_to(precious)
-    for place in (precious, run, runs, tmp_path / "file", tmp_path / "link"):
+    for place in (precious, run, run.parent, tmp_path / "file", tmp_path / "link"):
         assert main(["export", str(run), "--to", kind, "--out", str(place)]) == 2
         assert "would be" in capsys.readouterr().err
     assert (precious / "inside" / "thesis.txt").read_text() == "years"
@@ -82,10 +77,12 @@ def test_what_no_export_has_written_is_not_replaced(
     assert "notes.txt" in capsys.readouterr().err
 
 
-def test_episodes_are_those_of_training_that_were_solved(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = exported(capsys, str(runs / "whole"), "--to", "sft", "--out", str(runs / "out" / "sft.jsonl"))
+def test_episodes_are_those_of_training_that_were_solved(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = exported(capsys, str(whole), "--to", "sft", "--out", str(tmp_path / "out" / "sft.jsonl"))
     written = {json.loads(line)["id"] for line in file.read_text().splitlines()}
-    with TrajectoryStore(runs / "whole" / "trajectories.sqlite", read_only=True) as store:
+    with TrajectoryStore(whole / "trajectories.sqlite", read_only=True) as store:
         episodes = store.list()
     assert {e.split for e in episodes} > {"train"}
     assert written == {e.id for e in episodes if e.split == "train" and e.success and e.failure is None}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_command import QUICK
+from tests.cli.conftest import QUICK
 from uirl.storage import RunDirectory, TrajectoryStore
 
 pytestmark = pytest.mark.slow

@@ -11,17 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_loop import settings
+from tests.training.test_loop import settings, train, worth
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.learner import Learner
 from uirl.training import measure
 from uirl.training.channels.base import Channel
-from uirl.types import Trajectory
-
-
-def worth(trajectory: Trajectory) -> float:
-    """A reward that differs between the episodes of a policy that never learned anything."""
-    return float(sum(len(turn.response_ids) + turn.response_ids[0] for turn in trajectory.turns) % 5)
 
 
 def ahead(folder: Path, staleness: int = 2, **training: Any) -> ConfigStore:
@@ -33,22 +27,18 @@ def ahead(folder: Path, staleness: int = 2, **training: Any) -> ConfigStore:
 
 
 def fit(config: ConfigStore, updates: int = 4) -> dict[str, Any]:
-    trainer = RayPPOTrainer(config, reward_fn=worth)
-    try:
-        return trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
-    finally:
-        trainer.cleanup()
+    return train(config, updates, reward_fn=worth)
 
 
 def test_a_run_ahead_learns_from_older_versions_within_the_bound_and_balances(tmp_path: Path):
-    summary = fit(ahead(tmp_path, 2), 6)
+    summary = fit(ahead(tmp_path, 2), 4)
     ledger = summary["ledger"]
     assert ledger["balanced"]
     assert ledger["in_flight"] == 0
     assert ledger["dropped"]["run ended"] == 32, "two batches were under way"
     assert ledger == json.loads((tmp_path / "run" / "ledger.json").read_text())
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["ledger/in_flight"] for row in rows] == [32] * 6
+    assert [row["ledger/in_flight"] for row in rows] == [32] * 4
     assert ledger["ordered"] == ledger["trained"] + sum(ledger["dropped"].values())
     store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
     versions = {turn.policy_version for t in store if t.id.startswith("train") for turn in t.turns}
@@ -95,12 +85,12 @@ def test_a_run_ahead_that_is_interrupted_goes_on_and_accounts_for_what_it_gave_u
     monkeypatch.setattr(Learner, "update", signalled)
     trainer = RayPPOTrainer(ahead(tmp_path), reward_fn=worth)
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(num_epochs=4, num_iters_per_epoch=1)
+        trainer.fit(num_epochs=3, num_iters_per_epoch=1)
     trainer.cleanup()
     config = ahead(tmp_path)
     config.checkpoint.resume = True
-    summary = fit(config)
-    assert summary["steps"] == 4
+    summary = fit(config, 3)
+    assert summary["steps"] == 3
     assert summary["ledger"]["balanced"]
     assert summary["ledger"]["dropped"]["interrupted"] == 32
     ids = [t.id for t in TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)]
@@ -114,7 +104,7 @@ def test_pictures_go_with_the_update_that_learned_from_them(tmp_path: Path):
     trainer = RayPPOTrainer(config, reward_fn=worth)
     trainer.fit(num_epochs=1, num_iters_per_epoch=2)
     first = len(trainer._parts.images)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=6)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=5)
     assert len(trainer._parts.images) <= 3 * first
     trainer.cleanup()
 
@@ -141,7 +131,7 @@ def test_a_run_with_adapters_is_measured_with_them_afterwards(tmp_path: Path):
     """Its engine has a copy of the model, which knows nothing of adapters until it is sent weights."""
     config = ahead(tmp_path, 1)
     config.model.use_lora, config.training.eval_temperature = True, 0.0
-    config.training.warm_start.enabled, config.training.warm_start.steps = True, 30
+    config.training.warm_start.enabled, config.training.warm_start.steps = True, 8
     trainer = RayPPOTrainer(config, reward_fn=worth)
     trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     said = [[turn.action.text for turn in t.turns] for t in trainer.evaluate(8, split="test").trajectories]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,9 @@ from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageErr
 from uirl.learner import export_hf, load_policy
 from uirl.rollout.samples import anchors_of
 from uirl.training import measure
+from uirl.training.record import record
+from uirl.training.record.record import draw_curve
+from uirl.types import Trajectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +42,8 @@ def settings(folder: Path, **training: Any) -> ConfigStore:
     config.training.batch_size = 16
     config.training.eval_episodes = 16
     config.training.eval_every = None
-    config.training.warm_start.steps = 40
-    config.training.warm_start.learning_rate = 1e-2
+    config.training.warm_start.steps = 16
+    config.training.warm_start.learning_rate = 2e-2
     config.training.warm_start.batch_size = 16
     config.training.warm_start.evaluate_every = None
     config.training.warm_start.stop_at_success = None
@@ -50,40 +52,70 @@ def settings(folder: Path, **training: Any) -> ConfigStore:
     return config
 
 
-def test_a_run_leaves_a_whole_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = RayPPOTrainer(settings(tmp_path, eval_every=1))
-    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
-    trainer.cleanup()
-    run = tmp_path / "run"
-    names = {path.name for path in run.iterdir()}
+def digits(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file without what a clock says."""
+    clocks = ("time", "tokens_per_second")
+    return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in read_metrics(path)]
+
+
+def worth(trajectory: Trajectory) -> float:
+    """A reward that differs between the episodes of a policy that never learned anything."""
+    return float(sum(len(turn.response_ids) + turn.response_ids[0] for turn in trajectory.turns) % 5)
+
+
+def train(config: ConfigStore, updates: int = 5, **options: Any) -> dict[str, Any]:
+    """An epoch per update; the trainer is closed afterwards."""
+    trainer = RayPPOTrainer(config, **options)
+    try:
+        return trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
+    finally:
+        trainer.cleanup()
+
+
+def saving(folder: Path, **training: Any) -> ConfigStore:
+    """Evaluated after every second update, saved after each."""
+    config = settings(folder, eval_every=2, **training)
+    config.checkpoint.save_interval = 1
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of five updates."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "draw_curve", draw_curve)
+        train(saving(folder))
+    return folder / "run"
+
+
+def test_a_run_leaves_a_whole_record(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "trajectories.sqlite", "summary.json", "learning_curve.png"} <= names
-    stored = json.loads((run / "summary.json").read_text())
+    assert (whole / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    stored = json.loads((whole / "summary.json").read_text())
     assert {"success_before", "success_after", "episodes", "train_seconds", "seed"} <= stored.keys()
-    assert stored["episodes"] == summary["episodes"] == 32
+    assert stored["episodes"] == 80
     assert stored["excluded"]["before"]["episodes"] == stored["excluded"]["after"]["episodes"] == 16
-    assert f"run directory {run}" in capsys.readouterr().out
     assert set(stored["controls"]) == {"constant_guess"}
-    rows = read_metrics(run / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert {"success", "reward", "policy_loss", "log_prob_gap_max", "eval/success", "time/collect"} <= rows[0].keys()
+    rows = read_metrics(whole / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert {"success", "reward", "policy_loss", "log_prob_gap_max", "eval/success", "time/collect"} <= rows[1].keys()
     assert max(row["log_prob_gap_max"] for row in rows) < 1e-4
-    store = TrajectoryStore(run / "trajectories.sqlite", read_only=True)
-    assert store.count(split="train") == 32
-    # before and after on the split 'test', two evaluations in between
-    assert (store.count(split="test"), store.count(split="eval")) == (32, 32)
-    report = measure(run, episodes=16)
-    assert report.success == stored["success_after"]
+    store = TrajectoryStore(whole / "trajectories.sqlite", read_only=True)
+    assert store.count(split="train") == 80
+    # before and after on the split 'test', three evaluations in between
+    assert (store.count(split="test"), store.count(split="eval")) == (32, 48)
+    assert measure(whole, episodes=16).success == stored["success_after"]
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
 def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
     config = settings(tmp_path, adv_estimator=estimator)
-    trainer = RayPPOTrainer(config)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=2)
-    trainer.cleanup()
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert any(row["skipped"] == 0 for row in rows)
+    config.training.warm_start.enabled = False
+    train(config, 1, reward_fn=worth)
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert row["skipped"] == 0
 
 
 def test_the_states_that_gigpo_compares_are_those_of_the_stored_trajectories(tmp_path: Path) -> None:
@@ -101,67 +133,49 @@ def test_the_states_that_gigpo_compares_are_those_of_the_stored_trajectories(tmp
     assert {keys[1] for keys in given.values() if len(keys) > 1} - {"key 1-4, 2 left"}
 
 
-def digits(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file without what a clock says."""
-    clocks = ("time", "tokens_per_second")
-    return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in read_metrics(path)]
-
-
-PROGRAM = """
-import sys, torch
+KILLED = """
+import sys, time, torch
 from pathlib import Path
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from tests.training.test_loop import settings
-from uirl import RayPPOTrainer
-config = settings(Path({folder!r}), adv_estimator={estimator!r}, eval_every=2)
-config.checkpoint.save_interval = 1
-config.checkpoint.resume = {resume}
-trainer = RayPPOTrainer(config)
-trainer.fit(num_epochs=5, num_iters_per_epoch=1)
-trainer.cleanup()
+from tests.training.test_loop import saving, train
+train(saving(Path({folder!r}), adv_estimator={estimator!r}))
 """
 
-WAITS = "import time; time.sleep(600)"
+WAITS = "time.sleep(600)"
 
 
-def launch(folder: Path, estimator: str, resume: bool, then: str = "") -> subprocess.Popen[bytes]:
-    code = PROGRAM.format(root=str(ROOT), folder=str(folder), estimator=estimator, resume=resume) + then
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("estimator", [pytest.param("gae", marks=pytest.mark.slow), "grpo"])
-def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator: str) -> None:
-    whole = launch(tmp_path / "whole", estimator, resume=False)
-    killed = launch(tmp_path / "killed", estimator, resume=False, then=WAITS)  # it ends by the kill alone
-    log = tmp_path / "killed" / "run" / "metrics.jsonl"
+@pytest.mark.parametrize("estimator", ["gae", pytest.param("grpo", marks=pytest.mark.slow)])
+def test_a_killed_run_that_resumes_repeats_every_digit(whole: Path, tmp_path: Path, estimator: str) -> None:
+    """By another process, too: what is compared with it was played here."""
+    code = KILLED.format(root=str(ROOT), folder=str(tmp_path), estimator=estimator) + WAITS
+    killed = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)  # it ends by the kill alone
+    run, log = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    assert whole.wait(180) == 0
-    resumed = launch(tmp_path / "killed", estimator, resume=True)
-    assert resumed.wait(180) == 0
-    ours, theirs = (digits(tmp_path / name / "run" / "metrics.jsonl") for name in ("killed", "whole"))
-    assert ours == theirs
-    stores = [
-        TrajectoryStore(tmp_path / n / "run" / "trajectories.sqlite", read_only=True) for n in ("killed", "whole")
-    ]
+    if estimator != "gae":
+        train(saving(tmp_path / "whole", adv_estimator=estimator))
+        whole = tmp_path / "whole" / "run"
+    again = saving(tmp_path, adv_estimator=estimator)
+    again.checkpoint.resume = True
+    train(again)
+    assert digits(run / "metrics.jsonl") == digits(whole / "metrics.jsonl")
+    stores = [TrajectoryStore(path / "trajectories.sqlite", read_only=True) for path in (run, whole)]
     records = [{t.id: (t.turns, t.total_reward()) for t in store} for store in stores]
     assert records[0] == records[1]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_another(whole: Path, tmp_path: Path) -> None:
     rows = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        trainer = RayPPOTrainer(settings(tmp_path / name, seed=seed))
-        trainer.fit(num_epochs=1, num_iters_per_epoch=2)
-        trainer.cleanup()
-        rows.append(digits(tmp_path / name / "run" / "metrics.jsonl"))
-    assert rows[0] == rows[1]
-    assert rows[0] != rows[2]
+    for name, seed in (("same", 0), ("other", 1)):
+        train(settings(tmp_path / name, seed=seed), 1)
+        rows.append(digits(tmp_path / name / "run" / "metrics.jsonl")[0])
+    first = digits(whole / "metrics.jsonl")[0]
+    assert rows[0] | first == first | {"epoch": rows[0]["epoch"]}
+    assert rows[1] != rows[0]
 
 
 def test_failures_are_recorded_and_never_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,20 +317,13 @@ def test_what_is_no_config_and_no_environment_is_refused(given: dict[str, Any], 
         RayPPOTrainer(**{"config": ConfigStore(), **given})
 
 
-def test_a_second_run_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    first = RayPPOTrainer(settings(tmp_path))
-    first.fit(num_epochs=0)
-    first.cleanup()
-    second = RayPPOTrainer(settings(tmp_path))
+def test_a_second_run_of_the_same_name_is_refused(whole: Path) -> None:
     with pytest.raises(StorageError, match="resume"):
-        second.fit(num_epochs=0)
-    second.cleanup()
+        train(settings(whole.parent), 0)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    config = settings(tmp_path)
-    trainer = RayPPOTrainer(config)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer = RayPPOTrainer(settings(tmp_path))
     folder = trainer.save_checkpoint(tmp_path / "saved_1")
     victim = max(folder.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-7])
@@ -327,7 +334,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
-    code = PROGRAM.format(root=str(ROOT), folder=str(tmp_path), estimator="gae", resume=False)
+    code = KILLED.format(root=str(ROOT), folder=str(tmp_path), estimator="gae")
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));" + code
     done = subprocess.run(
@@ -337,19 +344,17 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     assert "ulimit" in done.stderr or "disk" in done.stderr
     store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
     assert store.count() > 0
-    resumed = launch(tmp_path, "gae", resume=True)
-    assert resumed.wait(180) == 0
+    again = saving(tmp_path)
+    again.checkpoint.resume = True
+    assert train(again)["steps"] == 5
 
 
-def test_an_exported_folder_is_measured_though_its_critic_stayed_behind(tmp_path: Path) -> None:
-    trainer = RayPPOTrainer(settings(tmp_path, adv_estimator="gae"))
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
-    run = tmp_path / "run"
-    policy = load_policy(run / "checkpoints" / "step_000001")
+def test_an_exported_folder_is_measured_though_its_critic_stayed_behind(whole: Path) -> None:
+    policy = load_policy(whole / "checkpoints" / "step_000005")
     assert policy.value_head is not None
-    folder = export_hf(run / "exports" / "first", policy)
-    assert measure(folder, episodes=16).success == measure(run, episodes=16).success
+    folder = export_hf(whole / "exports" / "first", policy)
+    stored = json.loads((whole / "summary.json").read_text())
+    assert measure(folder, episodes=16).success == stored["success_after"]
 
 
 def test_an_environment_that_was_an_object_is_not_mistaken_for_the_one_that_is_named(tmp_path: Path) -> None:

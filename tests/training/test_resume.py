@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.training.test_loop import digits, settings
+from tests.training.test_loop import digits, settings, train
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.config import CheckpointConfig
 from uirl.errors import CheckpointError, ConfigError, StorageError
@@ -47,12 +47,19 @@ def resumed(config: ConfigStore, from_step: int | None = None) -> ConfigStore:
     return again
 
 
-def fit(config: ConfigStore, epochs: int = 2) -> dict[str, Any]:
-    trainer = RayPPOTrainer(config)
-    try:
-        return trainer.fit(num_epochs=epochs, num_iters_per_epoch=1)
-    finally:
-        trainer.cleanup()
+def plain(folder: Path, **training: Any) -> ConfigStore:
+    """The same without a warm start."""
+    config = quick(folder, **training)
+    config.training.warm_start.enabled = False
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of two updates that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(quick(folder), 2)
+    return folder / "run"
 
 
 def records(run: Path) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def curve(run: Path) -> list[dict[str, Any]]:
 def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit(quick(tmp_path / "whole", eval_every=1))
+    whole = train(quick(tmp_path / "whole", eval_every=1), 2)
     give_up, passed, starts = Interrupt.give_up, 0, 0
 
     async def once(self: Interrupt, coroutine: Any) -> Any:
@@ -86,7 +93,7 @@ def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
     config, summary = quick(tmp_path / "cut", eval_every=1), {}
     while not summary:
         passed, starts = 0, starts + 1
-        summary = fit(resumed(config) if starts > 1 else config)
+        summary = train(resumed(config) if starts > 1 else config, 2)
     ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
     assert starts == 10
     assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
@@ -108,9 +115,8 @@ def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
     ],
 )
 def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
-    tmp_path: Path, owner: str, method: str, call: int, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, owner: str, method: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit(quick(tmp_path / "whole"))
     module, name = owner.split(":")
     target = getattr(importlib.import_module(module), name)
     original, calls = getattr(target, method), 0
@@ -123,7 +129,7 @@ def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
         return original(self, *arguments, **options)
 
     monkeypatch.setattr(target, method, signalled)
-    trainer = RayPPOTrainer(quick(tmp_path / "cut"))
+    trainer = RayPPOTrainer(quick(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     assert calls >= call
@@ -134,20 +140,17 @@ def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
         trainer.cleanup()
     else:
         trainer.cleanup()
-        summary = fit(resumed(quick(tmp_path / "cut")))
-    ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
-    assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
-    assert records(ours) == records(theirs)
-    assert summary["success_after"] == whole["success_after"]
+        summary = train(resumed(quick(tmp_path)), 2)
+    assert digits(tmp_path / "run" / "metrics.jsonl") == digits(whole / "metrics.jsonl")
+    assert records(tmp_path / "run") == records(whole)
+    assert summary["success_after"] == json.loads((whole / "summary.json").read_text())["success_after"]
 
 
 def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What stands on the disk after each step of the warm start is enough to go on from."""
-    whole = quick(tmp_path / "whole")
-    fit(whole)
-    config = quick(tmp_path / "cut")
+    config = quick(tmp_path)
     config.checkpoint.save_seconds = 1e-9
     monkeypatch.setattr("uirl.training.saving.LARGEST_SHARE", 1e9)
     trainer = RayPPOTrainer(config)
@@ -164,12 +167,12 @@ def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
     with pytest.raises(OSError, match="as if killed"):
         trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     trainer.cleanup()
-    state = json.loads((tmp_path / "cut" / "run" / "checkpoints" / "step_000000" / "state.json").read_text())
+    run = tmp_path / "run"
+    state = json.loads((run / "checkpoints" / "step_000000" / "state.json").read_text())
     assert state["extra"]["state"]["warming"]["step"] == 2
-    fit(resumed(config))
-    ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
-    assert curve(ours) == curve(theirs)
-    assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
+    train(resumed(config), 2)
+    assert curve(run) == curve(whole)
+    assert digits(run / "metrics.jsonl") == digits(whole / "metrics.jsonl")
 
 
 def test_a_checkpoint_is_due_by_the_clock_and_by_what_it_costs() -> None:
@@ -293,31 +296,29 @@ def test_a_run_that_is_not_there_is_refused_and_others_are_named(tmp_path: Path)
 
 
 def test_a_trainer_that_resumes_without_a_name_begins_no_second_run(tmp_path: Path) -> None:
-    config = quick(tmp_path)
+    config = plain(tmp_path)
     config.logging.run_name = None
-    config.training.warm_start.enabled = False
     trainer = RayPPOTrainer(resumed(config))
     with pytest.raises(ConfigError, match=r"no run called guess_number in .* has a checkpoint"):
         trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     trainer.cleanup()
     assert list(tmp_path.iterdir()) == []
-    fit(config, epochs=1)
-    fit(resumed(config), epochs=2)
+    train(config, 1)
+    train(resumed(config), 2)
     assert [path.name for path in tmp_path.iterdir()] == ["guess_number"]
     assert [row["step"] for row in read_metrics(tmp_path / "guess_number" / "metrics.jsonl")] == [1, 2]
 
 
 def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = quick(tmp_path)
-    config.training.warm_start.enabled = False
+    config = plain(tmp_path)
     config.checkpoint.save_interval = 1
-    fit(config, epochs=3)
+    train(config, 3)
     run = tmp_path / "run"
     before, abandoned = digits(run / "metrics.jsonl"), records(run)
     (run / "tensorboard").mkdir(exist_ok=True)
     (run / "tensorboard" / "events").write_text("curves")
     capsys.readouterr()
-    again = fit(resumed(config), epochs=3)
+    again = train(resumed(config), 3)
     told = capsys.readouterr().out
     assert f"resumed at step 3, from {run / 'checkpoints' / 'step_000003'}" in told
     assert "this run is finished: all epochs are done" in told
@@ -325,7 +326,7 @@ def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pyt
 
     other = resumed(config, from_step=1)
     other.training.learning_rate = 1e-2
-    fit(other, epochs=2)
+    train(other, 2)
     told = capsys.readouterr().out
     aside = run / "abandoned-1"
     assert f"kept in {aside}" in told
@@ -339,10 +340,10 @@ def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pyt
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0] == before[0]
     assert ConfigStore.from_yaml(run / "config.yaml").training.learning_rate == 1e-2
-    fit(resumed(other), epochs=3)
+    train(resumed(other), 3)
     assert "resumed at step 2, from" in capsys.readouterr().out, "the abandoned line is not taken up again"
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 7 .* expected one of 0, 1, 2, 3"):
-        fit(resumed(config, from_step=7))
+        train(resumed(config, from_step=7), 2)
 
 
 @pytest.mark.parametrize(("steps", "way"), [([0], None), ([0, 1], 0), ([1, 2, 3], 2)])
@@ -360,16 +361,15 @@ def test_the_way_back_is_the_checkpoint_before_the_damaged_one(
 
 
 def test_a_damaged_newest_checkpoint_is_named_with_the_way_back(tmp_path: Path) -> None:
-    config = quick(tmp_path)
-    config.training.warm_start.enabled = False
+    config = plain(tmp_path)
     config.checkpoint.save_interval = 1
-    fit(config, epochs=2)
+    train(config, 2)
     newest = tmp_path / "run" / "checkpoints" / "step_000002"
     (newest / "state.json").write_bytes(b"{}")
     with pytest.raises(CheckpointError, match=r"step_000002 is damaged: state\.json .*--from-step 1"):
-        fit(resumed(config))
+        train(resumed(config), 2)
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2], "nothing is dropped"
-    assert fit(resumed(config, from_step=1))["steps"] == 2
+    assert train(resumed(config, from_step=1), 2)["steps"] == 2
     assert (tmp_path / "run" / "abandoned-1" / "checkpoints" / "step_000002" / "state.json").read_bytes() == b"{}"
 
 
@@ -389,14 +389,14 @@ def test_what_comes_after_a_resumed_evaluation_is_saved(
 
     monkeypatch.setattr(Interrupt, "give_up", asked_at)
     config = quick(tmp_path, eval_every=1)
-    assert fit(config) == {}
-    summary = fit(resumed(config))
+    assert train(config, 2) == {}
+    summary = train(resumed(config), 2)
     texts = [(step / "state.json").read_text() for step in sorted((tmp_path / "run" / "checkpoints").iterdir())]
     first, *_, last = (json.loads(text)["extra"]["state"] for text in texts)
     assert first["before"] is not None
     assert last["pending"] is None
     capsys.readouterr()
-    assert fit(resumed(config)) == summary
+    assert train(resumed(config), 2) == summary
     assert "this run is finished" in capsys.readouterr().out
 
 
@@ -418,13 +418,12 @@ def names(folder: Path) -> list[str]:
 def test_the_best_checkpoint_stays_and_a_link_leads_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = quick(tmp_path, eval_every=1)
-    config.training.warm_start.enabled = False
+    config = plain(tmp_path, eval_every=1)
     config.checkpoint.save_interval, config.checkpoint.save_seconds = 2, None
     config.checkpoint.keep_last_n, config.checkpoint.keep_best = 1, "success"
     evaluated_as(monkeypatch, {f"eval@{step + 1}": s for step, s in enumerate([0.5, 0.9, 0.9, None, 0.7])})
     home = tmp_path / "run" / "checkpoints"
-    summary = fit(config, epochs=4)
+    summary = train(config, 4)
     assert names(home) == ["best", "step_000002", "step_000004"]
     assert (home / "best").resolve() == (home / "step_000002").resolve()
     assert summary["best"] == {"step": 2, "metric": "success", "value": 0.9, "at_worst": None, "evaluations": 4}
@@ -433,22 +432,21 @@ def test_the_best_checkpoint_stays_and_a_link_leads_to_it(
 
     # a killed run has the best of its newest checkpoint, also where the link was not yet moved
     (home / "best").unlink()
-    assert fit(resumed(config), epochs=5)["best"]["step"] == 2
+    assert train(resumed(config), 5)["best"]["step"] == 2
     assert names(home) == ["best", "step_000002", "step_000005"]
     evaluated_as(monkeypatch, {"eval@6": 0.95})
-    assert fit(resumed(config), epochs=6)["best"]["step"] == 6
+    assert train(resumed(config), 6)["best"]["step"] == 6
     assert names(home) == ["best", "step_000006"]
     assert (home / "best").resolve() == (home / "step_000006").resolve()
 
 
 def test_a_best_checkpoint_of_another_run_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = quick(tmp_path, eval_every=1)
-    config.training.warm_start.enabled = False
+    config = plain(tmp_path, eval_every=1)
     config.checkpoint.keep_best = "success"
     evaluated_as(monkeypatch, {"eval@1": 0.9, "eval@2": 0.5})
-    fit(config, epochs=1)
+    train(config, 1)
     there = tmp_path / "run" / "checkpoints"
-    other = quick(tmp_path / "other", eval_every=1)
+    other = plain(tmp_path / "other", eval_every=1)
     other.checkpoint.keep_best = "success"
     trainer = RayPPOTrainer(other)
     trainer.load_checkpoint(there / "step_000001")
@@ -496,34 +494,33 @@ def test_an_interrupted_evaluation_of_the_warm_start_keeps_the_step_before_it(
     monkeypatch.setattr("uirl.training.saving.LARGEST_SHARE", 1e9)
     config = quick(tmp_path)
     config.checkpoint.save_seconds = 1e-9  # every step is saved, so a checkpoint of step 0 stands there
-    assert fit(config) == {}
+    assert train(config, 2) == {}
     state = json.loads((tmp_path / "run" / "checkpoints" / "step_000000" / "state.json").read_text())
     assert state["extra"]["state"]["warming"]["step"] == 2
 
 
 def test_a_run_does_not_begin_among_the_checkpoints_of_another(tmp_path: Path) -> None:
-    first, second = quick(tmp_path / "a"), quick(tmp_path / "b")
+    first, second = plain(tmp_path / "a"), plain(tmp_path / "b")
     for config in (first, second):
         config.checkpoint.output_dir = str(tmp_path / "kept")
-    fit(first, 1)
+    train(first, 1)
     with pytest.raises(ConfigError, match="holds checkpoints of another run"):
-        fit(second, 1)
+        train(second, 1)
     assert not (tmp_path / "b").exists()
-    assert fit(resumed(first), 2)["steps"] == 2
+    assert train(resumed(first), 2)["steps"] == 2
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = quick(tmp_path)
-    config.training.warm_start.enabled = False
-    fit(config, epochs=1)
+    config = plain(tmp_path)
+    train(config, 1)
     said = "ended before its first checkpoint, so it begins again"
     assert said not in capsys.readouterr().out
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    fit(resumed(config), epochs=1)
+    train(resumed(config), 1)
     assert f"run run {said}" in capsys.readouterr().out
-    fit(resumed(config), epochs=1)
+    train(resumed(config), 1)
     assert said not in capsys.readouterr().out
 
 

@@ -72,7 +72,7 @@ def test_the_summary_is_what_was_measured(run: Run) -> None:
     assert summary["stopped_because"] == "all epochs are done"
     assert (summary["seed"], summary["algorithm"], summary["model"]) == (0, "gae", "uirl/tiny-lm")
     assert summary["parameters"] == sum(p.numel() for p in run.trainer.learner.policy.model.parameters())
-    assert summary["warm_start"]["steps"] == 40
+    assert summary["warm_start"]["steps"] == 16
     assert summary["train_seconds"] >= summary["warm_start"]["seconds"] > 0
     assert json.loads((run.folder / "summary.json").read_text()) == json.loads(json.dumps(summary))
 

@@ -42,7 +42,7 @@ class Questions(BaseEnvironment):
         return Questions(self.questions)
 
 
-def run(folder: Path, questions: int | None, updates: int = 2, **training: Any) -> dict[str, Any]:
+def run(folder: Path, questions: int | None, updates: int = 1, **training: Any) -> dict[str, Any]:
     config = settings(folder, batch_size=32, group_size=2, **training)
     config.environment.options = {}
     config.training.warm_start.enabled = False
@@ -78,7 +78,7 @@ def test_a_run_says_whether_its_evaluation_was_trained_on(
     if holds is not True:
         assert "held-out" not in said
     # a run that goes on still knows, and so does whoever measures it
-    again = run(tmp_path, questions, updates=3)
+    again = run(tmp_path, questions, updates=2)
     assert again["held_out"]["held_out"] is holds
     report = measure(tmp_path / "run", episodes=16, environment=Questions(questions))
     assert report.held_out is not None
