@@ -21,7 +21,9 @@ from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.runtime.memory import set_aside
 
 # no clock judges a test, and a refusal can be repeated: the same examples each time
-settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+steady = settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", steady)
+settings.register_profile("thorough", steady, derandomize=False, max_examples=500)
 settings.load_profile("steady")
 
 # a shell starts what it puts into the background with Ctrl-C ignored, and what tests start would inherit that

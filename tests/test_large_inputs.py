@@ -89,7 +89,7 @@ def _printed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"hermes", "function_calling"}))
 def test_parsers(name: str, text: str) -> None:
     parser = create_parser(name)
     assert_within(f"parser {name}", text, lambda: parser.parse(TEXTS[text]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,7 +61,6 @@ def test_a_truncated_episode_bootstraps_from_its_last_response_token(mask):
     torch.testing.assert_close(returns, torch.tensor([mask]) * 2.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 4),
@@ -107,7 +106,6 @@ def test_reward_to_go_skips_holes_and_is_whitened():
     torch.testing.assert_close(advantages, torch.tensor([[-0.70710678, 0.0, 0.70710678]]))
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), columns=st.integers(1, 70), decay=st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_suffix_sum_obeys_its_recurrence(seed, columns, decay):
     x = torch.randn(3, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

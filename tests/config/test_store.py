@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from uirl.config import ConfigStore, EnvironmentConfig, ModelConfig, TrainingConfig, load_config
@@ -159,7 +159,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=40)
 @given(options=st.dictionaries(st.text(), PLAIN, max_size=4), rate=st.floats(1e-300, 1e300), name=st.text())
 def test_yaml_round_trip_is_exact(options, rate, name):
     config = ConfigStore()

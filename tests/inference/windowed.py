@@ -14,8 +14,10 @@ from uirl.inference.models.tiny import build_tokenizer
 
 WINDOW = 8
 
-_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
-_SMALL = {"head_dim": 8, "moe_intermediate_size": 32}
+_EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4) | {"num_experts_per_tok": 2}
+_SMALL = dict.fromkeys(("head_dim", "v_head_dim"), 8) | dict.fromkeys(
+    ("moe_intermediate_size", "shared_expert_intermediate_size"), 32
+)
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     # a window for every layer, and no layer_types
@@ -46,15 +48,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cwm": {"head_dim": 8, "bos_token_id": 0, **_LAYERS},
     "laguna": {**_EXPERTS, **_SMALL, **_LAYERS},
     "mellum": {**_EXPERTS, **_SMALL, **_LAYERS},
-    "beam": {},
-    "flint": {},
+    "beam": {**_EXPERTS, **_SMALL, "num_experts": 16},
+    "flint": {**_EXPERTS, **_SMALL},
     "granite_swa": {},
     "granitemoe_swa": {},
-    "kolibri1": {},
-    "lara_mini": _LAYERS,
+    "kolibri1": {**_EXPERTS, **_SMALL},
+    "lara_mini": {**_EXPERTS, **_SMALL, **_LAYERS},
     "lfm3": _LAYERS,
     # sinks beside the windows
-    "mimo_v2_flash": {},
+    "mimo_v2_flash": {**_EXPERTS, **_SMALL},
     "gpt_oss": {"head_dim": 8, **_EXPERTS, **_LAYERS},
     # chunks
     "llama4_text": {

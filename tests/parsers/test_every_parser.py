@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from uirl.parsers import PARSERS, ActionParser, check_parser, create_parser, json_calls
@@ -62,11 +62,7 @@ def actions_of(name: str, thoughts: st.SearchStrategy[str]) -> st.SearchStrategy
     return st.builds(lambda some, thought: Action(tool_calls=tuple(some), thought=thought), several, thoughts)
 
 
-relaxed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
 @pytest.mark.parametrize("name", WITH_CALLS)
-@relaxed
 @given(st.data())
 def test_what_is_rendered_parses_back(name: str, data: st.DataObject) -> None:
     parser = made(name)
@@ -76,7 +72,6 @@ def test_what_is_rendered_parses_back(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
-@relaxed
 @given(st.data())
 def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -> None:
     parser = made(name)
@@ -89,7 +84,6 @@ def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from([*MARKERS, "name", "arguments", ":", ",", "1"]) | st.text(max_size=4)).map("".join))
 def test_no_text_breaks_it(name: str, text: str) -> None:
     check_parser(made(name), [], [text])

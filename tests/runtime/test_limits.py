@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from uirl.runtime.limits import (
@@ -47,7 +47,6 @@ def nested(levels: int) -> Any:
     return value
 
 
-@settings(max_examples=100, deadline=None)
 @given(plain_data, st.booleans())
 def test_json_within_the_limits_is_read_as_it_is(value: Any, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
@@ -161,7 +160,6 @@ def test_what_has_no_plain_form_is_named_by_its_path(value: Any, message: str) -
 
 
 @example({"00": ["0000"]}, 7)
-@settings(max_examples=100, deadline=None)
 @given(plain_data, st.integers(4, 80))
 def test_what_is_shown_is_the_beginning_of_the_whole(value: Any, most: int) -> None:
     assert shown(value, most) == clip(repr(value), most)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.episodes import episode, full_trajectory
@@ -127,14 +127,12 @@ def turns(draw):
     )
 
 
-@settings(deadline=None)
 @given(turn=turns())
 def test_any_turn_survives_its_row(turn):
     again = decode_turn(encode_turn(turn, (), "here"), picture=str)
     assert repr(again) == repr(turn)
 
 
-@settings(deadline=None)
 @given(checks=INFO, metrics=st.dictionaries(st.text(), FLOATS, max_size=3), score=FLOATS)
 def test_any_header_survives_its_row(checks, metrics, score):
     made = Trajectory(task=Task("t", checks=checks), metrics=metrics, verdict=Verdict(score, False))

@@ -164,8 +164,8 @@ A template of another family is tried in the same way.
 """
 
 
-def models_page(built: Callable[[str], LoadedModel], text_model: LoadedModel) -> str:
-    """The page, of models by the name of their family."""
+def models_page(built: Callable[[str], LoadedModel], templates: str) -> str:
+    """The page, of models by the name of their family and the table of `templates_table`."""
     rows = [
         "| family | known as | processor | chat template | position axes | layers see | prompts shared |",
         "|---|---|---|---|---|---|---|",
@@ -173,13 +173,8 @@ def models_page(built: Callable[[str], LoadedModel], text_model: LoadedModel) ->
     rows += [_row(name, built(name)) for name in FAMILIES]
     refused = ["| family | why | where |", "|---|---|---|"]
     refused += [f"| {name} | {each.reason} | {each.by} |" for name, each in REFUSED.items()]
-    after = _AFTER.replace("TABLE", templates_table(text_model, TOOLS))
+    after = _AFTER.replace("TABLE", templates)
     return _BEFORE + "\n".join(rows) + "\n" + after + "\n".join(refused) + "\n"
-
-
-def text_model() -> LoadedModel:
-    """A model of text, under whose name templates are rendered."""
-    return load_model(ModelConfig(model_name="uirl/tiny-lm", device="cpu"))
 
 
 def _row(name: str, loaded: LoadedModel) -> str:
@@ -194,5 +189,6 @@ def _row(name: str, loaded: LoadedModel) -> str:
 
 
 if __name__ == "__main__":
+    table = templates_table(load_model(ModelConfig(model_name="uirl/tiny-lm", device="cpu")), TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        PAGE.write_text(models_page(lambda name: saved(name, Path(folder) / name.replace(" ", "_")), text_model()))
+        PAGE.write_text(models_page(lambda name: saved(name, Path(folder) / name.replace(" ", "_")), table))

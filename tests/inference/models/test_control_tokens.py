@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inference.families import FAMILIES
@@ -204,7 +204,6 @@ def test_a_tokenizer_without_a_fast_backend(lm: LoadedModel) -> None:
 _PIECES = ["<|im_end|>", "<|im_", "end|>", "<", "|", ">", "<|user|>", "\n", " ", "a", "12", "<|image_pad|>", "ok7"]
 
 
-@settings(max_examples=150)
 @given(st.lists(st.lists(st.sampled_from(_PIECES), max_size=6).map("".join), min_size=3, max_size=3))
 def test_whatever_is_said_the_template_alone_has_control_tokens(texts: list[str]) -> None:
     chat, loaded = _shared()

@@ -97,10 +97,11 @@ def test_nothing_is_read_but_fonts_and_no_environment_is_loaded() -> None:
 
 
 def test_every_answer_is_an_action_of_ours_and_is_right() -> None:
-    asked = [(i, q) for i in range(200) for q in questions(screen(0, i), Random(i), 8)]
+    screens = [screen(0, i) for i in range(200)]
+    asked = [(one, q) for i, one in enumerate(screens) for q in questions(one, Random(i), 8)]
     assert len({q.kind for _, q in asked}) >= 14
-    for i, question in asked:
-        space = ActionSpace(*screen(0, i).picture.size, ("click", "answer"))
+    for one, question in asked:
+        space = ActionSpace(*one.picture.size, ("click", "answer"))
         reply = json.loads(question.reply)
         action = space.read_call(ToolCall(reply.pop("action"), reply))
         assert isinstance(action, Click if question.boxes else Answer), action

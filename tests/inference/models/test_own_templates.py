@@ -149,6 +149,22 @@ def test_a_template_beside_the_tokenizer_is_read(file: str, lm: LoadedModel, tmp
     assert again.tokenizer.chat_template == own
 
 
+def test_a_template_is_tried_once_and_another_anew(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for template in ("chatml", "hermes"):
+        loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+        loaded.tokenizer.chat_template = TEMPLATES[template] + "{# tried once #}"
+        found[template] = loaded, dialect_of(loaded), ChatRenderer.can_show(loaded, TOOLS)
+    monkeypatch.delattr("uirl.inference.models.dialect._Probe.render")
+    for loaded, dialect, shown in found.values():
+        again = replace(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
+        assert (dialect_of(again), ChatRenderer.can_show(again, TOOLS)) == (dialect, shown)
+    assert [shown for *_, shown in found.values()] == [False, True]
+    loaded.tokenizer.chat_template += "{# and again #}"
+    with pytest.raises(ContractError, match="no attribute 'render'"):
+        dialect_of(loaded)
+
+
 LOSSES = {
     "system prompts": ("{% if m.role != 'system' %}", "{% endif %}", None),
     "earlier replies": ("{% if m.role != 'assistant' or loop.last %}", "{% endif %}", "text of assistant"),

@@ -49,7 +49,7 @@ def test_the_card_says_how_to_make_them_and_the_recipe_is_that_of_the_code() -> 
 
 def test_it_answers_about_as_many_held_out_questions_as_its_card_says() -> None:
     loaded = load_model(config_of().model)
-    counts = accuracy(loaded, seed=1, batches=1, size=16).values()
+    counts = accuracy(loaded, seed=1, batches=1, size=8).values()
     right, of = (sum(pair[i] for pair in counts) for i in (0, 1))
     share = shipped.card(GROUNDED)["held_out"]["all"]["share"]
     assert right / of > share - 4 * (share * (1 - share) / of) ** 0.5

@@ -105,19 +105,17 @@ async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: 
     assert made.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("grade", "no_limit"), [("ids", (-1,)), ("ids", (0,)), ("ids", (-1, 0)), ("text", (0,)), ("chat", (-1,))]
-)
+@pytest.mark.parametrize(("grade", "no_limit"), [("ids", (-1,)), ("text", (0,)), ("chat", (-1, 0))])
 async def test_what_a_server_does_by_itself_does_not_apply(
     make: Any, lm: LoadedModel, grade: str, no_limit: tuple[int, ...]
 ) -> None:
     """A generation_config.json that says how to sample, on a server that takes the fields: nothing of it holds."""
     chat, takes = ChatRenderer(lm), ("top_k", "repetition_penalty")
     options = {"takes": takes, "no_limit": no_limit}
-    expected = [await make(lm, grade, **options)[0].generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    expected = [await make(lm, grade, **options)[0].generate(asked_of(chat, seed=seed)) for seed in range(3)]
     defaults = {"top_k": 1, "top_p": 0.1, "temperature": 0.2, "repetition_penalty": 1.05}
     engine, server = make(lm, grade, defaults=defaults, **options)
-    made = [await engine.generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    made = [await engine.generate(asked_of(chat, seed=seed)) for seed in range(3)]
     assert [one.token_ids for one in made] == [one.token_ids for one in expected]
     assert len({one.token_ids for one in made}) > 1
     assert not server.shaped
@@ -148,38 +146,38 @@ async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: Loade
         assert server.seen[-1].path == "/v1/chat/completions"
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "message"),
-    [
-        ({"token_ids": "missing"}, "token_ids is missing"),
-        ({"token_ids": [30]}, "token ids with as many log-probs"),
-        ({"token_ids": ["x"] * 8}, r"token_ids\[0\] is .*; expected a whole number"),
-        ({"logprobs": None}, "logprobs is missing"),
-        ({"logprobs": {"token_logprobs": [float("nan")] * 8}}, r"token_logprobs\[0\] is nan; expected a finite number"),
-        ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "1 to 8 token ids"),
-        ({"token_ids": [30] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}}, "1 to 8 token ids"),
-        ({"prompt_token_ids": [30, 31]}, "tokens that were sent"),
-        ({"finish_reason": None}, "finish_reason is missing"),
-        ({"finish_reason": "bored"}, "expected .*stop.*, .*length"),
-        ({"token_ids": [30], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}, "the end token at the"),
-        ({"token_ids": [0], "logprobs": {"token_logprobs": [-1.0]}}, "sampled placeholder tokens"),
-        ({"token_ids": [float("inf")] * 8}, r"token_ids\[0\] is inf; expected a whole number"),
-        ({"token_ids": [30.5] * 8}, r"token_ids\[0\] is 30.5; expected a whole number"),
-        ({"logprobs": {"token_logprobs": [10**400] * 8}}, r"token_logprobs\[0\] is .*; expected a number"),
-        ({"prompt_token_ids": [float("inf")]}, r"prompt_token_ids\[0\] is inf; expected a whole number"),
-        ({"token_ids": [-1], "logprobs": {"token_logprobs": [-1.0]}}, r"token ids \(-1,\); expected ints"),
-        ({"token_ids": [30], "logprobs": {"token_logprobs": [5.0]}}, "finite and not positive"),
-        ({"finish_reason": ["stop"]}, r"finish_reason is .*; expected .*stop"),
-        ({"finish_reason": {}}, "finish_reason is {}; expected .*stop"),
-    ],
-)
-async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel, spoiled: dict, message: str) -> None:
+SPOILED: list[tuple[dict, str]] = [
+    ({"token_ids": "missing"}, "token_ids is missing"),
+    ({"token_ids": [30]}, "token ids with as many log-probs"),
+    ({"token_ids": ["x"] * 8}, r"token_ids\[0\] is .*; expected a whole number"),
+    ({"logprobs": None}, "logprobs is missing"),
+    ({"logprobs": {"token_logprobs": [float("nan")] * 8}}, r"token_logprobs\[0\] is nan; expected a finite number"),
+    ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "1 to 8 token ids"),
+    ({"token_ids": [30] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}}, "1 to 8 token ids"),
+    ({"prompt_token_ids": [30, 31]}, "tokens that were sent"),
+    ({"finish_reason": None}, "finish_reason is missing"),
+    ({"finish_reason": "bored"}, "expected .*stop.*, .*length"),
+    ({"token_ids": [30], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}, "the end token at the"),
+    ({"token_ids": [0], "logprobs": {"token_logprobs": [-1.0]}}, "sampled placeholder tokens"),
+    ({"token_ids": [float("inf")] * 8}, r"token_ids\[0\] is inf; expected a whole number"),
+    ({"token_ids": [30.5] * 8}, r"token_ids\[0\] is 30.5; expected a whole number"),
+    ({"logprobs": {"token_logprobs": [10**400] * 8}}, r"token_logprobs\[0\] is .*; expected a number"),
+    ({"prompt_token_ids": [float("inf")]}, r"prompt_token_ids\[0\] is inf; expected a whole number"),
+    ({"token_ids": [-1], "logprobs": {"token_logprobs": [-1.0]}}, r"token ids \(-1,\); expected ints"),
+    ({"token_ids": [30], "logprobs": {"token_logprobs": [5.0]}}, "finite and not positive"),
+    ({"finish_reason": ["stop"]}, r"finish_reason is .*; expected .*stop"),
+    ({"finish_reason": {}}, "finish_reason is {}; expected .*stop"),
+]
+
+
+async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
     asked = asked_of(ChatRenderer(lm))
     await engine.generate(asked)
-    server.spoil = {"finish_reason": "length"} | spoiled
-    with pytest.raises(EngineFailure, match=message):
-        await engine.generate(asked)
+    for spoiled, message in SPOILED:
+        server.spoil = {"finish_reason": "length"} | spoiled
+        with pytest.raises(EngineFailure, match=message):
+            await engine.generate(asked)
     server.spoil, server.usage = {}, {"prompt_tokens": 3}
     with pytest.raises(EngineFailure, match="tokens that were sent"):
         await engine.generate(asked)

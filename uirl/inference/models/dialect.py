@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -113,13 +113,25 @@ class Dialect:
         return told
 
 
+_FOUND: dict[tuple[Hashable, ...], Dialect] = {}
+_SHOWN: dict[tuple[Hashable, ...], bool] = {}
+"""What was found of a template, so that it is tried once."""
+
+
 def dialect_of(loaded: LoadedModel) -> Dialect:
     """Return how messages are handed to the chat template of a model. Raises ContractError for a template that loses,
     doubles or moves what is said, whatever way it is handed over, and for one whose prompts lack the header of a
     reply."""
+    key = _what_is_tried(loaded)
+    if key not in _FOUND:
+        _FOUND[key] = _tried(loaded)
+    return _FOUND[key]
+
+
+def _tried(loaded: LoadedModel) -> Dialect:
     probe = _Probe(loaded)
     sees = loaded.vision is not None
-    found = next((d for d in _ways() if probe.keeps(d, *_TALKS, *([_PICTURES] if sees else []))), None)
+    found = next((d for d in _ways() if probe.keeps(d, *([_PICTURES] if sees else []), *_TALKS)), None)
     found = found or next((d for d in _ways() if probe.keeps(d, *_TALKS)), None)
     if found is None:
         raise ContractError(
@@ -151,6 +163,23 @@ def dialect_of(loaded: LoadedModel) -> Dialect:
 
 def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the chat template shows the tools to the policy, and beside them all that is said."""
+    key = (*_what_is_tried(loaded), dialect, repr(tools))
+    if key not in _SHOWN:
+        _SHOWN[key] = _tools_come_back(loaded, dialect, tools)
+    return _SHOWN[key]
+
+
+def _what_is_tried(loaded: LoadedModel) -> tuple[Hashable, ...]:
+    """Return all that decides how messages are rendered."""
+    tokenizer = loaded.tokenizer
+    return type(tokenizer), str(tokenizer.chat_template), str(tokenizer.special_tokens_map), _picture_of(loaded)
+
+
+def _picture_of(loaded: LoadedModel) -> str | None:
+    return loaded.vision.front.word if loaded.vision is not None else None
+
+
+def _tools_come_back(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
     probe = _Probe(loaded, tools)
     words = {word for tool in tools for word in _words_of(tool.get("function", tool))}
     try:
@@ -245,7 +274,7 @@ class _Probe:
 
     def __init__(self, loaded: LoadedModel, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._tokenizer, self._tools = loaded.tokenizer, [dict(tool) for tool in tools] or None
-        self._picture = loaded.vision.front.word if loaded.vision is not None else ""
+        self._picture = _picture_of(loaded) or ""
 
     def render(self, messages: list[dict[str, Any]], prompt: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(
@@ -298,13 +327,12 @@ class _Probe:
             text = self.render(dialect.write(talk.messages), True)
         except OBJECTIONS as error:
             return f"it objects to {roles} ({error})"
-        wrong = [word for word in talk.words if text.count(word) != 1]
-        if wrong:
+        at = _places(talk.words, text)
+        if not at:
+            wrong = [word for word in talk.words if text.count(word) != 1]
             lost = dict.fromkeys(m.role for m in talk.messages if any(word in m.text for word in wrong))
-            return f"of {roles} it loses, changes or doubles the text of {', '.join(lost)}"
-        at = [text.index(word) for word in talk.words]
-        if at != sorted(at):
-            return f"of {roles} it changes the order"
+            what = f"loses, changes or doubles the text of {', '.join(lost)}" if wrong else "changes the order"
+            return f"of {roles} it {what}"
         if self._tools is None and ("{'type': 'text'" in text or '"type": "text"' in text):
             return "it writes typed parts down as they are"
         return self._misplaced(talk, text, at)
@@ -322,6 +350,20 @@ class _Probe:
                 return "it shows pictures in other places than they came in"
             came += len(message.images)
         return ""
+
+
+def _places(words: Sequence[str], text: str) -> list[int]:
+    """Return where the words stand in a text; empty: some are not there once and in order."""
+    places, between, end = [], [], 0
+    for word in words:
+        at = text.find(word, end)
+        if at < 0:
+            return []
+        places.append(at)
+        between.append(text[end:at])
+        end = at + len(word)
+    rest = "\n".join([*between, text[end:]])
+    return [] if any(word in rest for word in words) else places
 
 
 def as_blocks(calls: Sequence[ToolCall]) -> str:
