@@ -114,7 +114,6 @@ class Dialect:
 
 
 _FOUND: dict[tuple[Hashable, ...], Dialect] = {}
-_SHOWN: dict[tuple[Hashable, ...], bool] = {}
 """What was found of a template, so that it is tried once."""
 
 
@@ -163,10 +162,13 @@ def _tried(loaded: LoadedModel) -> Dialect:
 
 def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the chat template shows the tools to the policy, and beside them all that is said."""
-    key = (*_what_is_tried(loaded), dialect, repr(tools))
-    if key not in _SHOWN:
-        _SHOWN[key] = _tools_come_back(loaded, dialect, tools)
-    return _SHOWN[key]
+    probe = _Probe(loaded, tools)
+    words = {word for tool in tools for word in _words_of(tool.get("function", tool))}
+    try:
+        texts = [probe.render(dialect.write(talk.messages), True) for talk in _TALKS]
+    except OBJECTIONS:
+        return False
+    return all(word in text for text in texts for word in words) and probe.keeps(dialect, *_TALKS, _RESULTS)
 
 
 def _what_is_tried(loaded: LoadedModel) -> tuple[Hashable, ...]:
@@ -177,16 +179,6 @@ def _what_is_tried(loaded: LoadedModel) -> tuple[Hashable, ...]:
 
 def _picture_of(loaded: LoadedModel) -> str | None:
     return loaded.vision.front.word if loaded.vision is not None else None
-
-
-def _tools_come_back(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> bool:
-    probe = _Probe(loaded, tools)
-    words = {word for tool in tools for word in _words_of(tool.get("function", tool))}
-    try:
-        texts = [probe.render(dialect.write(talk.messages), True) for talk in _TALKS]
-    except OBJECTIONS:
-        return False
-    return all(word in text for text in texts for word in words) and probe.keeps(dialect, *_TALKS, _RESULTS)
 
 
 def _words_of(function: Mapping[str, Any]) -> set[str]:
