@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_from_the_wheel_a_project_begins_and_learns(tmp_path: Path) -> None:
     uirl = ("-m", "uirl.cli.main")
     run(*uirl, "init", "mine", cwd=tmp_path)
     assert "ok    environment" in run(*uirl, "check", "largest.yaml", cwd=tmp_path / "mine")
-    told = run(*uirl, "train", "largest.yaml", "training.stop_at_success=0.8", cwd=tmp_path / "mine")
-    assert "stopped because              success" in told
+    run(*uirl, "train", "largest.yaml", "training.stop_at_success=0.8", cwd=tmp_path / "mine")
+    summary = json.loads((tmp_path / "mine/runs/largest/summary.json").read_text())
+    assert summary["success_before"] < 0.7 < summary["success_after"]
     assert str(tmp_path) in run("-c", "import uirl; print(uirl.__file__)", cwd=tmp_path)
