@@ -107,7 +107,8 @@ def _keep_layers(settings: Any, model: nn.Module) -> None:
 
 def target_modules(model: nn.Module, config: LoraConfig) -> Targets:
     """Return what gets an adapter."""
-    names = [name for name in _adaptable(model) if config.vision or name.startswith(_inside(model))]
+    inside = "" if config.vision else _inside(model)
+    names = [name for name in _adaptable(model) if name.startswith(inside)]
     leaves = {name: name.removesuffix(".weight").rsplit(".", 1)[-1] for name in names}
     if isinstance(config.target, list):
         missing = sorted(set(config.target) - set(leaves.values()))
