@@ -13,7 +13,7 @@ from typing import Literal
 import uirl
 
 ROOT = Path(uirl.__file__).parent
-SOURCES = sorted(path for path in ROOT.rglob("*.py") if path.parent.parent.name != "configs" != path.parent.name)
+SOURCES = sorted(path for path in ROOT.rglob("*.py") if ROOT / "configs" not in path.parents)
 TARGET = re.compile(r"(uirl(?:\.\w+)*)(?::\w+)?")
 """A module, or 'module:Name', as a text."""
 

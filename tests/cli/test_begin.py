@@ -11,7 +11,7 @@ import pytest
 
 from uirl.cli.begin import PARTS, shipped
 from uirl.cli.main import main
-from uirl.config import load_config
+from uirl.config import ConfigStore, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,8 +22,9 @@ def test_every_config_that_comes_along_is_listed_printed_and_read(capsys: pytest
     assert all(len(line) < 80 for line in said.splitlines())
     assert {"screen", "one_gpu/qwen3_vl_2b_lora_16gb"} <= shipped().keys()
     assert "start/largest" not in shipped()
-    for name in shipped():
+    for name, path in shipped().items():
         assert f"\n{name}\n" in f"\n{said}"
+        assert isinstance(load_config(path), ConfigStore)
     assert main(["configs", "screen"]) == 0
     assert capsys.readouterr().out == (ROOT / "configs/screen.yaml").read_text()
     assert main(["configs", "scren"]) == 2

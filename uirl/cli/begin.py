@@ -36,8 +36,8 @@ def add_command(commands: Any) -> None:
 
 
 def shipped() -> dict[str, Path]:
-    """Return name -> path of the configs that come along."""
-    files = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.parent != START]
+    """Return name -> path of the configs that come along; that of a run under verl is not one of `uirl train`."""
+    files = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.parent != START and path.stem != "verl_config"]
     return {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in files}
 
 
@@ -147,7 +147,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "sandbox": _sandbox,
     "ray": _package("ray", "ray", "many machines"),
     "vllm": _package("vllm", "vllm", "a fast engine on a GPU"),
-    "sglang": _package("sglang", "sglang", "another"),
+    "sglang": _package("sglang", "sglang", "another such engine"),
     "verl": _package("verl", "verl", "learning on many GPUs"),
     "mcp": _package("mcp", "mcp", "tools of MCP servers"),
     "gymnasium": _package("gymnasium", "gymnasium", "environments of Gymnasium"),
