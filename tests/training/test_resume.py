@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.training.test_loop import digits, settings, train
+from tests.training.test_loop import digits, settings, train, worth
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.config import CheckpointConfig
 from uirl.errors import CheckpointError, ConfigError, StorageError
@@ -58,7 +58,8 @@ def plain(folder: Path, **training: Any) -> ConfigStore:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run of two updates that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    train(quick(folder), 2)
+    train(quick(folder), 2, reward_fn=worth)
+    assert [row["skipped"] for row in read_metrics(folder / "run" / "metrics.jsonl")] == [0, 0]
     return folder / "run"
 
 
@@ -129,7 +130,7 @@ def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
         return original(self, *arguments, **options)
 
     monkeypatch.setattr(target, method, signalled)
-    trainer = RayPPOTrainer(quick(tmp_path))
+    trainer = RayPPOTrainer(quick(tmp_path), reward_fn=worth)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     assert calls >= call
@@ -140,7 +141,7 @@ def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
         trainer.cleanup()
     else:
         trainer.cleanup()
-        summary = train(resumed(quick(tmp_path)), 2)
+        summary = train(resumed(quick(tmp_path)), 2, reward_fn=worth)
     assert digits(tmp_path / "run" / "metrics.jsonl") == digits(whole / "metrics.jsonl")
     assert records(tmp_path / "run") == records(whole)
     assert summary["success_after"] == json.loads((whole / "summary.json").read_text())["success_after"]
@@ -153,7 +154,7 @@ def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
     config = quick(tmp_path)
     config.checkpoint.save_seconds = 1e-9
     monkeypatch.setattr("uirl.training.saving.LARGEST_SHARE", 1e9)
-    trainer = RayPPOTrainer(config)
+    trainer = RayPPOTrainer(config, reward_fn=worth)
     supervised, calls = trainer.learner.supervised, 0
 
     def dies(samples: Any) -> Any:
@@ -170,7 +171,7 @@ def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
     run = tmp_path / "run"
     state = json.loads((run / "checkpoints" / "step_000000" / "state.json").read_text())
     assert state["extra"]["state"]["warming"]["step"] == 2
-    train(resumed(config), 2)
+    train(resumed(config), 2, reward_fn=worth)
     assert curve(run) == curve(whole)
     assert digits(run / "metrics.jsonl") == digits(whole / "metrics.jsonl")
 
