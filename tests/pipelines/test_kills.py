@@ -24,7 +24,7 @@ KILLS = [
     ("uirl.pipelines.evolve.save_checkpoint", 4, "after"),
     ("uirl.learner.Learner.supervised", 3, "before"),
     ("uirl.runtime.folders._put", 2, "before"),  # a checkpoint is written and has no name yet
-    ("uirl.learner.Learner.supervised", 9, "after"),
+    ("uirl.learner.Learner.supervised", 4, "after"),
     ("uirl.pipelines.selection.RoundFolder.finish", 1, "before"),
     ("uirl.pipelines.evolve.evaluate_episodes", 1, "after"),
     # among the episodes
