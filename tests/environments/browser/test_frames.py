@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from playwright.async_api import CDPSession
 
 from tests.environments.browser.test_features import FeaturePage
 from tests.patience import PATIENCE
@@ -117,6 +119,28 @@ async def test_a_click_on_what_has_gone_since_is_told() -> None:
     assert result.observation.text.startswith("mark 1: it is not drawn on the page")
     filled = await env.step(Action.of("fill", mark=1, value="a"))
     assert filled.observation.info["mistake"]
+    await env.close()
+
+
+async def test_a_window_whose_page_comes_before_its_events_is_a_tab(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = FeaturePage("tab_back.html")
+    await env.reset(seed=1)
+    send, told = CDPSession.send, False
+
+    async def as_if_before(self: CDPSession, method: str, params: Any = None) -> Any:
+        """The window is asked what it shows just before its page comes, and tells of its events just after."""
+        nonlocal told
+        if method == "Page.enable":
+            await asyncio.sleep(0.3)
+            told = True
+        answer = await send(self, method, params)
+        if method == "Target.getTargetInfo" and not told:
+            answer["targetInfo"]["url"] = ""
+        return answer
+
+    monkeypatch.setattr(CDPSession, "send", as_if_before)
+    result = await env.step(Action.of("click", x=20, y=20))
+    assert "a new tab was opened: 2" in result.observation.text
     await env.close()
 
 

@@ -132,12 +132,12 @@ class Tab:
     async def open(cls, page: BrowserPage, metrics: Mapping[str, Any]) -> Tab:
         """Return the tab of a page that was just opened, of this size. Raises Playwright's error where it is gone."""
         session = await page.context.new_cdp_session(page)
-        asked = await asyncio.gather(
-            session.send("Target.getTargetInfo"),
-            session.send("Page.enable"),
-            session.send("Emulation.setDeviceMetricsOverride", dict(metrics)),
-        )
-        return cls(page, session, asked[0]["targetInfo"])
+        tab = cls(page, session, (await session.send("Target.getTargetInfo"))["targetInfo"])
+        metrics_set = session.send("Emulation.setDeviceMetricsOverride", dict(metrics))
+        await asyncio.gather(session.send("Page.enable"), metrics_set)
+        shown = await session.send("Target.getTargetInfo")  # what it came to before it told of it
+        tab.blank = tab.blank and not shown["targetInfo"]["url"]
+        return tab
 
     @property
     def elsewhere(self) -> bool:
