@@ -44,6 +44,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "websockets": ("environments/remote", "cli/serve"),
     "miniwob": "environments/browser",
     "pyarrow": "storage",
+    "datasets": "storage",
     "wandb": "metrics",
     "peft": "learner",
     "bitsandbytes": ("learner", "inference/models"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["tools.md", "integration_example.md", "engines.md", "pages.md", "record.md", "adapters.md"]
+GUIDES = ["tools.md", "integration_example.md", "engines.md", "pages.md", "record.md", "adapters.md", "datasets.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -88,6 +88,8 @@ def test_what_cannot_be_read_is_named_with_the_file(tmp_path: Path, text: str, t
 OTHER: dict[str, Any] = {
     "model.name": "uirl/tiny-lm",
     "model.action_format": "react",
+    "environment.dataset": "a.jsonl",
+    "environment.eval_dataset": "b.jsonl",
     "environment.ui_env_urls": ["http://a"],
     "actor.session_type": "other",
     "actor.task_prompt": "other",

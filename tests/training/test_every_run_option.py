@@ -53,6 +53,7 @@ ELSEWHERE = {
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",
     "environment.tasks": "tests/training/tasks/test_task_sets.py",
     "environment.eval_tasks": "tests/training/tasks/test_task_sets.py",
+    "environment.columns": "tests/training/tasks/test_rows.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
     "inference.sleep": "tests/training/test_sleep.py, tests/inference/vllm/test_sleep.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",

@@ -61,6 +61,10 @@ ALIASES: dict[str, Alias] = {
     "model.action_format": Alias(
         "`environment.options.action_format`; UI servers take 'json' alone, anything else is refused", _format
     ),
+    "environment.dataset": Alias("`environment.tasks`", lambda value, environment: {"environment.tasks": value}),
+    "environment.eval_dataset": Alias(
+        "`environment.eval_tasks`", lambda value, environment: {"environment.eval_tasks": value}
+    ),
     "environment.ui_env_urls": Alias(
         "`environment.options.urls` of the environment 'ui_verifiers' (or of the one that is named), and one episode "
         "at a time per address: `rollout.parallel`",

@@ -15,6 +15,7 @@ ENVIRONMENTS = {
     "screen": "uirl.environments.screen:ScreenEnvironment",
     "screen_suite": "uirl.environments.screen:ScreenSuite",
     "guess_number": "uirl.environments.text.guess_number:GuessNumberEnvironment",
+    "questions": "uirl.environments.text.questions:QuestionsEnvironment",
     "simple_game": "uirl.environments.text.simple_game:SimpleGameEnvironment",
     "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",

@@ -29,11 +29,15 @@ class EnvironmentConfig(Section):
     eval_options: Options = Field(default_factory=dict)
     """Entries that replace those of `options` in evaluation, such as another set of tasks."""
     tasks: PathText | None = None
-    """JSON file of the tasks to train on: a list of goals, or of mappings with `id`, `goal`, `checks`, `tags`, `seed`.
-    None: the environment's own tasks."""
+    """The tasks to train on: a file (`.json`, `.jsonl`, `.csv`, `.parquet`) of goals, or of rows with `id`, `goal`,
+    `checks`, `tags`, `seed`, or of other columns (see `columns`); or a dataset on the hub, as 'owner/name' or
+    'owner/name:split'. None: the environment's own tasks."""
     eval_tasks: PathText | None = None
-    """JSON file of the tasks of evaluations. None: those that `eval_options` choose, else the training tasks on
+    """The tasks of evaluations, as `tasks`. None: those that `eval_options` choose, else the training tasks on
     instances of other seeds; the result of a run says how many of these were trained on all the same."""
+    columns: Annotated[dict[str, str], Reach("")] = Field(default_factory=dict)
+    """Field of a task -> column of `tasks`, `eval_tasks` or a dataset from code that holds it, such as
+    `{goal: question}`; all other columns become entries of `checks`. Not needed for rows with a column `prompt`."""
     step_timeout: Positive | None = 30.0
     """Time limit of a `step`, in seconds; beyond it the episode is a recorded failure. None: no limit."""
     reset_timeout: Positive | None = 120.0

@@ -115,8 +115,8 @@ class CustomRayPPOTrainer:
         _point_at_folder(self.config, self.source, self.directory / "model")
         self._environment, self._reward_fn, self._curriculum = environment, reward_fn, curriculum
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
-        self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
-        self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
+        self._tasks = None if dataset is None else tuple(tasks_of(world, dataset, settings.columns))
+        self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset, settings.columns))
         for tasks in (self._tasks, self._eval_tasks):
             if tasks is not None:
                 require_tasks_arrive(world, tasks, of_environment=False)

@@ -20,12 +20,13 @@ from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import require_plain
 from uirl.runtime.folders import number_of
 from uirl.storage import TrajectoryStore, free_run_name, origin_of, run_of
+from uirl.storage.rows import read_rows
 from uirl.training.assembly import assemble
 from uirl.training.channels.choose import local_channel, open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.record.instances import unpacked
 from uirl.training.record.progress import doing
-from uirl.training.tasks.task_sets import read_tasks, stored_tasks
+from uirl.training.tasks.task_sets import stored_tasks
 from uirl.types import Trajectory
 
 
@@ -134,9 +135,9 @@ def free_record(path: Path) -> Path:
 def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list[Any] | None:
     """Return the tasks that a file says; None: the config says which. `same`: the environment is that of the run."""
     if tasks_path is not None:
-        return read_tasks(Path(tasks_path))
+        return read_rows(str(tasks_path))
     stored = stored_tasks(path) if same else None
-    return None if stored is None else read_tasks(stored)
+    return None if stored is None else read_rows(str(stored))
 
 
 def _speakers_of(path: Path, folder: Path) -> set[str]:

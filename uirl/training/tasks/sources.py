@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,9 @@ from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.types import Task, Trajectory
+
+PROMPT = "prompt"
+"""The column that TRL and verl show the policy: where a row has one, no mapping is needed."""
 
 
 class TaskSource(Protocol):
@@ -111,25 +115,59 @@ class UniformTasks:
         return self._tasks[self._order[1][index]]
 
 
-def tasks_of(environment: BaseEnvironment, dataset: Iterable[Any] | None = None) -> list[Task]:
-    """Return the tasks to train on: those of `dataset` (`Task`s, mappings of their fields, or plain goals), else the
-    environment's, else one that stands for the environment itself."""
+def tasks_of(
+    environment: BaseEnvironment, dataset: Iterable[Any] | None = None, columns: Mapping[str, str] | None = None
+) -> list[Task]:
+    """Return the tasks to train on: those of `dataset` (`Task`s, mappings of their fields, plain goals, or rows that
+    `columns` maps to tasks), else the environment's, else one that stands for the environment itself."""
     if dataset is not None:
-        return [_as_task(item, i, type(environment).__name__) for i, item in enumerate(dataset)]
+        return [task_of(item, i, type(environment).__name__, columns) for i, item in enumerate(dataset)]
     tasks = environment.tasks()
     return list(tasks) if tasks else [Task(id=type(environment).__name__)]
 
 
-def _as_task(item: Any, index: int, name: str) -> Task:
+def task_of(item: Any, index: int, name: str, columns: Mapping[str, str] | None = None) -> Task:
+    """Return the task that row `index` is: a Task, a mapping of its fields, a plain goal, or a row of other columns.
+
+    `columns`: field of a task -> column that holds it. With it, or with a column `prompt`, every other column is an
+    entry of `checks`, where a reward function finds it and the policy does not. A prompt in messages is the texts of
+    its system and user, and lies among the checks as it was. Raises ConfigError.
+    """
     if isinstance(item, Task):
         return item
     if isinstance(item, str):
         return Task(id=f"{name}/{index}", goal=item)
-    if isinstance(item, Mapping):
-        fields: dict[str, Any] = {"id": f"{name}/{index}", **item}
-        try:
-            return Task(**fields)
-        except TypeError as error:
-            expected = ", ".join(Task.__dataclass_fields__)
-            raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {expected}") from error
-    raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")
+    columns = columns or ({"goal": PROMPT} if PROMPT in item else {})
+    if missing := [column for column in columns.values() if column not in item]:
+        raise ConfigError(f"dataset item {index} has no column {missing[0]!r}; it has {', '.join(map(str, item))}")
+    fields: dict[str, Any] = {"id": f"{name}/{index}"}
+    fields |= {field: item[column] for field, column in columns.items()} if columns else item
+    try:
+        if columns:
+            rest = {column: value for column, value in item.items() if column not in columns.values()}
+            if isinstance(fields.get("goal"), list):
+                rest[columns["goal"]] = fields["goal"]
+                fields["goal"] = _text_of(fields["goal"])
+            fields["id"] = str(fields["id"])
+            fields["checks"] = json.loads(json.dumps(rest, default=_plain)) | fields.get("checks", {})
+        return Task(**fields)
+    except (TypeError, ValueError) as error:
+        expected = ", ".join(Task.__dataclass_fields__)
+        raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {expected}") from error
+
+
+def _text_of(messages: list[Any]) -> str:
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ("system", "user"):
+            raise ValueError(f"its prompt holds {message!r:.80}; expected messages of system and user")
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f"a message of its prompt is no text: {message.get('content')!r:.80}")
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bytes) or not hasattr(value, "isoformat"):
+        raise ValueError(f"a column holds {type(value).__name__}, which is no JSON; leave it out of the data")
+    return str(value.isoformat())

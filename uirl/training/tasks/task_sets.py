@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from uirl.config import EnvironmentConfig
 from uirl.environments import BaseEnvironment
-from uirl.errors import ConfigError
+from uirl.storage.rows import read_rows
 from uirl.training.record.instances import canonical
 from uirl.training.tasks.sources import tasks_of
 from uirl.types import Task
@@ -86,28 +85,17 @@ def _chosen(
     eval_dataset: Iterable[Any] | None,
 ) -> TaskSets:
     training_tasks = dataset if dataset is not None else _read(settings.tasks)
-    train = tasks_of(environment, training_tasks)
+    train = tasks_of(environment, training_tasks, settings.columns)
     if eval_dataset is not None:
-        return TaskSets(train, tasks_of(evaluation, eval_dataset), "eval_dataset", False)
+        return TaskSets(train, tasks_of(evaluation, eval_dataset, settings.columns), "eval_dataset", False)
     if settings.eval_tasks is not None:
-        return TaskSets(train, tasks_of(evaluation, _read(settings.eval_tasks)), settings.eval_tasks, False)
+        held_out = tasks_of(evaluation, _read(settings.eval_tasks), settings.columns)
+        return TaskSets(train, held_out, settings.eval_tasks, False)
     if settings.eval_options and evaluation is not environment:
         chosen = tasks_of(evaluation)
         if chosen != (train if training_tasks is None else tasks_of(environment)):
             return TaskSets(train, chosen, "environment.eval_options", training_tasks is None)
     return TaskSets(train, train, "the training tasks", training_tasks is None)
-
-
-def read_tasks(path: Path) -> list[Any]:
-    """Return the tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read tasks from {path}: {error}; expected a JSON list") from error
-    items = data.get("tasks") if isinstance(data, dict) else data
-    if not isinstance(items, list) or not items:
-        raise ConfigError(f"{path} holds no list of tasks; expected [{{'id': ..., 'goal': ...}}, ...]")
-    return items
 
 
 def stored_tasks(path: Path) -> Path | None:
@@ -117,8 +105,8 @@ def stored_tasks(path: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _read(path: str | None) -> Sequence[Any] | None:
-    return None if path is None else read_tasks(Path(path))
+def _read(source: str | None) -> Sequence[Any] | None:
+    return None if source is None else read_rows(source)
 
 
 def content_of(task: Task) -> str:
