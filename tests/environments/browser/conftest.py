@@ -33,6 +33,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
     for key, browser in list(shared.items()):
         for page in list(browser._pages):
             await page.close()
-        if (browser.starts, browser.timeout, browser.allowed, browser.scale) != (1, Chromium().timeout, (), 1.0):
+        browser.timeout = Chromium().timeout
+        if (browser.starts, browser.allowed, browser.scale) != (1, (), 1.0):
             await browser.close()
             del shared[key]

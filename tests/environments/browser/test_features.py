@@ -17,6 +17,7 @@ import pytest
 
 import uirl
 from tests.patience import PATIENCE
+from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.ui.actions import ACTIONS
 from uirl.types import Action, StepResult
@@ -178,6 +179,7 @@ def row(feature: Feature, result: StepResult) -> str:
 
 @pytest.mark.parametrize("feature", FEATURES, ids=[feature.name for feature in FEATURES])
 async def test_a_feature_works_or_is_told_and_the_guide_says_so(feature: Feature) -> None:
+    Chromium.shared().timeout = 100.0  # the pages have time, however busy the machine is
     result = await played(feature)
     assert (result.observation.info["success"] is True) == (not feature.told), result.observation.text
     assert row(feature, result) in GUIDE.read_text().splitlines(), "stale: run this module"
