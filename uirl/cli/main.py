@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uirl.cli import begin, evolve, export, judge, plan, serve, serve_model, verl, view
+from uirl.cli import begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: _help(parser))
     commands = parser.add_subparsers(metavar="command")
     begin.add_command(commands)
+    compare.add_command(commands)
     train = commands.add_parser("train", help="train a policy as a config says")
     add_config(train)
     train.add_argument(

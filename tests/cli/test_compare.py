@@ -1,0 +1,125 @@
+"""`uirl compare` and `uirl sweep`: no certainty that is not there, and no run twice."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uirl import ConfigStore
+from uirl.cli.compare import combinations
+from uirl.cli.main import main
+from uirl.errors import ConfigError
+
+SMALL = """
+model: {model_name: uirl/tiny-lm, tiny: {hidden_size: 32, intermediate_size: 64}}
+inference: {max_tokens: 4}
+environment: {name: guess_number, options: {n: 4, guesses: 2, demonstrator: random}}
+logging: {tensorboard: false}
+training:
+  {batch_size: 16, eval_episodes: 16, eval_every: 1, num_epochs: 1, num_iters_per_epoch: 1,
+   warm_start: {steps: 4, batch_size: 16, evaluate_every: null, stop_at_success: null}}
+"""
+
+
+def ended(folder: Path, name: str, after: float | None, *changes: str, **summary: Any) -> str:
+    """A directory as that of a run that came to its end."""
+    (folder / name).mkdir(parents=True)
+    config = ConfigStore().override([*changes, f"logging.run_name={name}"])
+    config.to_yaml(folder / name / "config.yaml")
+    interval = None if after is None else [after - 0.02, after + 0.02]
+    told = {"success_before": 0.1, "success_after": after, "success_after_interval": interval, "episodes": 64}
+    (folder / name / "summary.json").write_text(json.dumps({**told, "train_seconds": 5.0, **summary}))
+    row = {"step": 1, "episodes_total": 64, "eval/success": after, "eval/reward": summary.get("reward_after")}
+    (folder / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    return str(folder / name)
+
+
+def compared(capsys: pytest.CaptureFixture[str], folder: Path, *runs: str) -> list[str]:
+    assert main(["compare", *runs, "--plot", str(folder / "plot.png")]) == 0
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_seeds_are_one_setting_and_settings_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        ended(tmp_path, f"{rate}-{seed}", after, f"training.seed={seed}", f"training.learning_rate={rate}")
+        for rate, figures in {"1e-3": (0.5, 0.6, 0.7), "1e-4": (0.8, 0.9, 0.7)}.items()
+        for seed, after in enumerate(figures)
+    ]
+    lines = compared(capsys, tmp_path, *runs)
+    assert lines[:6] == [
+        "training.learning_rate=0.0001",
+        "    success 80.0 % (95 %: 55.2 to 100.0), mean of 3 runs, lowest 70.0 %",
+        "    64 episodes in 5 s each",
+        "training.learning_rate=0.001",
+        "    success 60.0 % (95 %: 35.2 to 84.8), mean of 3 runs, lowest 50.0 %",
+        "    64 episodes in 5 s each",
+    ]
+
+
+def test_seeds_that_end_alike_are_not_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [ended(tmp_path, f"r{seed}", 0.5, f"training.seed={seed}") for seed in range(3)]
+    assert (
+        compared(capsys, tmp_path, *runs)[1] == "    success 50.0 % (95 %: 48.0 to 52.0), mean of 3 runs, lowest 50.0 %"
+    )
+    assert compared(capsys, tmp_path, runs[0])[:2] == ["r0", "    success 50.0 % (95 %: 48.0 to 52.0)"]
+
+
+def test_what_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewarded = [ended(tmp_path, f"r{n}", None, f"training.seed={n}", reward_after=float(n)) for n in range(2)]
+    assert compared(capsys, tmp_path, *rewarded)[1] == "    reward 0.5 (95 %: -5.853 to 6.853), mean of 2 runs"
+    unknown = ended(tmp_path, "unknown", None, "training.seed=7")
+    assert "1 without a figure" in compared(capsys, tmp_path, *rewarded, unknown)[1]
+    left_out = ended(tmp_path, "out", 0.5, excluded={"after": {"excluded": {"timeout": 3, "failed": 1}}})
+    assert "4 episodes excluded" in compared(capsys, tmp_path, left_out)[1]
+    (tmp_path / "begun").mkdir()
+    assert main(["compare", str(tmp_path / "begun")]) == 2
+    assert "has no summary.json" in capsys.readouterr().err
+
+
+def test_combinations_of_values() -> None:
+    assert combinations(["a.x=1,2", "b.y={p: 1, q: 2}", "seeds=0..1"]) == {
+        "x-1_seed-0": ["a.x=1", "b.y={p: 1, q: 2}", "training.seed=0"],
+        "x-1_seed-1": ["a.x=1", "b.y={p: 1, q: 2}", "training.seed=1"],
+        "x-2_seed-0": ["a.x=2", "b.y={p: 1, q: 2}", "training.seed=0"],
+        "x-2_seed-1": ["a.x=2", "b.y={p: 1, q: 2}", "training.seed=1"],
+    }
+    assert combinations([]) == {"run": []}
+    assert list(combinations(["a.x='1,2',[3,4]", "seeds=3,5"])) == [
+        *("x-_1_2_seed-3", "x-_1_2_seed-5", "x-_3_4_seed-3", "x-_3_4_seed-5")
+    ]
+    for wrong in (["seeds=a..3"], ["learning_rate"], ["=3"], ["a.x=1,1"]):
+        with pytest.raises(ConfigError, match=r"expected|twice"):
+            combinations(wrong)
+
+
+def test_a_sweep_says_what_cannot_be_trained_before_anything_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    assert main(["sweep", "small.yaml", "training.gamma=0.9,two"]) == 2
+    assert "training.gamma: got 'two'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_every_combination_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    words = ["sweep", "small.yaml", "training.learning_rate=1e-3,1e-4", "seeds=0..1", "--out", "out"]
+    assert main([*words, "--parallel", "2"]) == 0
+    told = capsys.readouterr().out
+    assert len(re.findall(": done\n", told)) == 4
+    assert told.count("mean of 2 runs") == 2
+    assert len(list(Path("out").glob("*/summary.json"))) == 4
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("done before") == 4
+    assert main(["sweep", "small.yaml", "inference.max_tokens=4", "model.model_name=nowhere", "--out", "bad"]) == 1
+    assert "failed, see bad/run.log" in capsys.readouterr().out

@@ -1,0 +1,166 @@
+"""Runs side by side: which settings differ, what each came to, and how sure that is over its seeds."""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import StorageError
+from uirl.metrics.success_rate import student_t
+from uirl.metrics.trackers import read_metrics
+from uirl.runtime.files import write_atomically
+from uirl.storage import RunDirectory
+from uirl.training.record.progress import percent
+
+APART = ("logging.", "checkpoint.", "training.seed")
+"""What differs between the runs of one setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that has ended, as its directory tells it."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    """Dotted key -> value, but for those of `APART`."""
+    summary: Mapping[str, Any]
+    curve: Sequence[tuple[float, float]]
+    """(episodes, success or reward) of its evaluations."""
+
+    @property
+    def figure(self) -> float | None:
+        """Success of the last evaluation, or its reward where nobody says success."""
+        success: float | None = self.summary.get("success_after")
+        return self.summary.get("reward_after") if success is None else success
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def figures(self) -> list[float]:
+        return [run.figure for run in self.runs if run.figure is not None]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, of the mean over seeds by Student's t; None: there is none. That of success is not narrower than those
+        of the evaluations, whose instances the seeds may share; of one run it is that of its evaluation."""
+        figures = self.figures
+        own = [bound for run in self.runs if (bound := run.summary.get("success_after_interval")) is not None]
+        bounds = []
+        if len(figures) > 1:
+            half = student_t(0.95, len(figures) - 1) * statistics.stdev(figures) / math.sqrt(len(figures))
+            bounds.append((statistics.fmean(figures) - half, statistics.fmean(figures) + half))
+        if len(own) == len(self.runs):
+            bounds.append((statistics.fmean(low for low, _ in own), statistics.fmean(high for _, high in own)))
+        if not bounds:
+            return None
+        low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+        return (max(low, 0.0), min(high, 1.0)) if self.is_success else (low, high)
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the figures are success rates."""
+        return all(run.summary.get("success_after") is not None for run in self.runs)
+
+
+def read_run(path: Path) -> Run:
+    """Return the run in a directory. Raises StorageError where it is none, or has not come to its end."""
+    directory = RunDirectory(path)
+    if not directory.summary_path.is_file():
+        raise StorageError(f"{path} has no summary.json: expected a run directory whose run has come to its end")
+    summary = directory.read_json("summary.json")
+    config = ConfigStore.from_yaml(path / "config.yaml").to_dict()
+    settings = {key: value for key, value in _leaves(config) if not key.startswith(APART)}
+    said = "success" if summary.get("success_after") is not None else "reward"
+    points = [(row["episodes_total"], row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
+    points.insert(0, (0, summary.get(f"{said}_before")))
+    return Run(path, settings, summary, [(float(at), float(value)) for at, value in points if value is not None])
+
+
+def settings_of(runs: Sequence[Run]) -> list[Setting]:
+    """Return the runs by setting, in the order in which these first come, each named by what sets it apart."""
+    keys = {key for run in runs for key in run.settings}
+    differ = sorted(key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        label = "  ".join(f"{key}={run.settings.get(key)}" for key in differ)
+        groups.setdefault(label, []).append(run)
+    return [Setting(label or runs[0].path.name, group) for label, group in groups.items()]
+
+
+def table_of(settings: Sequence[Setting]) -> str:
+    """Return a line or two for each setting, the best first."""
+    lines = []
+    for setting in sorted(settings, key=lambda one: -statistics.fmean(one.figures or [-math.inf])):
+        lines.append(setting.label)
+        figures, interval, count = setting.figures, setting.interval, len(setting.runs)
+        if setting.is_success:
+            told = f"success {percent(statistics.fmean(figures), interval)}"
+        else:
+            told = f"reward {statistics.fmean(figures):.4g}" if figures else "no figure"
+            told += f" (95 %: {interval[0]:.4g} to {interval[1]:.4g})" if interval is not None else ""
+        if count > 1:
+            told += f", mean of {count} runs"
+            told += f", lowest {percent(min(figures))}" if setting.is_success else ""
+        if missing := count - len(figures):
+            told += f", {missing} without a figure"
+        excluded = sum(_excluded(run) for run in setting.runs)
+        told += f", {excluded} episodes excluded" * bool(excluded)
+        episodes, seconds = (
+            statistics.fmean(float(run.summary.get(key) or 0) for run in setting.runs)
+            for key in ("episodes", "train_seconds")
+        )
+        lines.append(f"    {told}")
+        lines.append(f"    {episodes:.0f} episodes in {seconds:.0f} s{' each' * (count > 1)}")
+    return "\n".join(lines)
+
+
+def draw_comparison(path: Path, settings: Sequence[Setting]) -> bool:
+    """Draw the evaluations of every run over its episodes, a colour for each setting. False: there is none to draw."""
+    if not any(run.curve for setting in settings for run in setting.runs):
+        return False
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    for number, setting in enumerate(settings):
+        for index, run in enumerate(run for run in setting.runs if run.curve):
+            label = setting.label[:80] if index == 0 else None
+            axes.plot(*zip(*run.curve, strict=True), color=f"C{number % 10}", marker="o", markersize=3, label=label)
+    success = all(setting.is_success for setting in settings)
+    if success:
+        axes.set_ylim(-0.02, 1.02)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("episodes of reinforcement learning")
+    axes.set_ylabel(f"{'success' if success else 'reward'} in evaluations")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(fontsize=8, frameon=False, loc="outside lower center")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
+    return True
+
+
+def _excluded(run: Run) -> int:
+    after = (run.summary.get("excluded") or {}).get("after") or {}
+    return sum((after.get("excluded") or {}).values())
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
