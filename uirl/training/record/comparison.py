@@ -32,6 +32,8 @@ class Run:
     summary: Mapping[str, Any]
     curve: Sequence[tuple[float, float]]
     """(episodes, success or reward) of its evaluations."""
+    ends: Sequence[tuple[float, float]]
+    """The same before and after it, on instances of their own."""
 
     @property
     def figure(self) -> float | None:
@@ -83,9 +85,9 @@ def read_run(path: Path) -> Run:
     config = ConfigStore.from_yaml(path / "config.yaml").to_dict()
     settings = {key: value for key, value in _leaves(config) if not key.startswith(APART)}
     said = "success" if summary.get("success_after") is not None else "reward"
-    points = [(row["episodes_total"], row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
-    points.insert(0, (0, summary.get(f"{said}_before")))
-    return Run(path, settings, summary, [(float(at), float(value)) for at, value in points if value is not None])
+    curve = [(row["episodes_total"], row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
+    ends = [(0, summary.get(f"{said}_before")), (summary.get("episodes", 0), summary.get(f"{said}_after"))]
+    return Run(path, settings, summary, _known(curve), _known(ends))
 
 
 def settings_of(runs: Sequence[Run]) -> list[Setting]:
@@ -128,22 +130,30 @@ def table_of(settings: Sequence[Setting]) -> str:
 
 def draw_comparison(path: Path, settings: Sequence[Setting]) -> bool:
     """Draw the evaluations of every run over its episodes, a colour for each setting. False: there is none to draw."""
-    if not any(run.curve for setting in settings for run in setting.runs):
+    if not any(run.curve or run.ends for setting in settings for run in setting.runs):
         return False
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.2), dpi=130, layout="constrained")
     axes = figure.add_subplot()
     for number, setting in enumerate(settings):
-        for index, run in enumerate(run for run in setting.runs if run.curve):
-            label = setting.label[:80] if index == 0 else None
-            axes.plot(*zip(*run.curve, strict=True), color=f"C{number % 10}", marker="o", markersize=3, label=label)
+        for index, run in enumerate(setting.runs):
+            label, colour = setting.label[:80] if index == 0 else None, f"C{number % 10}"
+            axes.plot([at for at, _ in run.curve], [value for _, value in run.curve], color=colour, label=label)
+            axes.scatter(
+                [at for at, _ in run.ends],
+                [value for _, value in run.ends],
+                color=colour,
+                marker="*",
+                s=60,
+                clip_on=False,
+            )
     success = all(setting.is_success for setting in settings)
     if success:
         axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.set_xlabel("episodes of reinforcement learning")
-    axes.set_ylabel(f"{'success' if success else 'reward'} in evaluations")
+    axes.set_ylabel(f"{'success' if success else 'reward'} in evaluations (stars: before, after)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(fontsize=8, frameon=False, loc="outside lower center")
@@ -156,6 +166,10 @@ def draw_comparison(path: Path, settings: Sequence[Setting]) -> bool:
 def _excluded(run: Run) -> int:
     after = (run.summary.get("excluded") or {}).get("after") or {}
     return sum((after.get("excluded") or {}).values())
+
+
+def _known(points: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
+    return [(float(at), float(value)) for at, value in points if value is not None]
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
