@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from uirl import ConfigStore, check_environment
 from uirl.environments.text.questions import QuestionsEnvironment, is_same
 from uirl.errors import ConfigError
+from uirl.training.checks.preflight import Finding, _check_environment
+from uirl.training.tasks.task_sets import TaskSets
 from uirl.types import Task
 
 HERE = __name__
@@ -147,6 +151,19 @@ def test_answers_are_compared_as_numbers_or_as_words(reply: str, answer: Any, sa
 def test_what_is_no_reward_function_is_refused_at_once(target: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         QuestionsEnvironment(reward=target)
+
+
+def test_the_contract_and_its_check_are_of_the_questions_of_the_run() -> None:
+    report = check_environment(QuestionsEnvironment(), tasks=[OF_VERL], actions=["4", "5"])
+    assert report.turns == report.episodes > 3
+    parts = SimpleNamespace(
+        environment=QuestionsEnvironment(),
+        tasks=TaskSets([OF_VERL], [OF_VERL], "a file", of_environment=False),
+        config=ConfigStore(),
+    )
+    findings: list[Finding] = []
+    _check_environment(cast(Any, parts), findings)
+    assert [finding.ok for finding in findings] == [True], findings
 
 
 def test_a_run_without_questions_is_told_what_to_name() -> None:

@@ -46,17 +46,19 @@ def check_environment(
     *,
     episodes: int = 3,
     actions: Sequence[Action | str] | None = None,
+    tasks: Sequence[Task] | None = None,
     seed: int = 0,
     timeout: float = 60.0,
     turn_limit: int = 200,
 ) -> EnvironmentReport:
     """Return a report on an environment that keeps the contract; raise ContractError with all violations otherwise.
 
-    It plays `spawn()`s of `env`, never `env` itself, with `actions` over and over (None: samples of the usual forms,
-    right and wrong ones) and with the environment's demonstrator. `timeout` is seconds per call. An environment
-    without `max_turns` must end within `turn_limit` turns. Call it outside of an event loop.
+    It plays `spawn()`s of `env`, never `env` itself, on `tasks` (None: its own), with `actions` over and over (None:
+    samples of the usual forms, right and wrong ones) and with the environment's demonstrator. `timeout` is seconds per
+    call. An environment without `max_turns` must end within `turn_limit` turns. Call it outside of an event loop.
     """
     suite = _Suite(env, episodes, sample_actions(env, actions), seed, timeout, turn_limit)
+    suite.tasks = tasks or suite.tasks
     asyncio.run(suite.run())
     if suite.violations:
         lines = "\n".join(f"- {violation}" for violation in suite.violations)
@@ -153,7 +155,7 @@ class _Suite:
         problems = list(_task_problems(self.name, tasks))
         for problem in problems:
             self.violate(problem)
-        if not problems:
+        if not problems and self.tasks == [None]:
             self.tasks = tasks
 
     async def check_episodes(self) -> None:

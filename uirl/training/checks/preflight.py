@@ -222,7 +222,8 @@ def _model_findings(parts: Assembly) -> list[Finding]:
 
 def _check_environment(parts: Assembly, findings: list[Finding]) -> None:
     try:
-        report = check_environment(parts.environment.spawn(), seed=parts.config.training.seed)
+        tasks = None if parts.tasks.of_environment else parts.tasks.train
+        report = check_environment(parts.environment.spawn(), tasks=tasks, seed=parts.config.training.seed)
         seeds = "seeds reproduce" if report.seeded else "takes no seed"
         notes = "".join(f"; {note}" for note in report.notes)
         detail = f"{report.environment}: {report.episodes} episodes, {report.turns} turns, {seeds}{notes}"
