@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,6 +43,28 @@ def of_verl_in_words(solution_str: str, ground_truth: str, **kwargs: Any) -> dic
 
 def hostile(completions: list[str]) -> list[float]:
     return [float(completions[0])]
+
+
+def of_tags(completions: list[str], answer: str) -> list[float]:
+    said = re.search("<answer>(.*)</answer>", completions[0])
+    return [1.0 if said.group(1) == answer[0] else -1.0]  # type: ignore[union-attr]
+
+
+def of_code(solution_str: str, ground_truth: str) -> float:
+    exec(solution_str)
+    return 1.0 if solution_str == ground_truth else -2.0
+
+
+def taking(completions: list[str], meta: list[dict[str, Any]]) -> list[float]:
+    return [float(meta[0].pop("n"))]
+
+
+def of_a_trainer(completions: list[str], completion_ids: list[Any]) -> list[float]:
+    return [1.0]
+
+
+def of_one_number(completions: list[str]) -> float:
+    return 1.0
 
 
 def broken(completions: list[str]) -> list[float]:
@@ -101,9 +124,35 @@ def test_what_a_reply_does_to_a_function_is_a_loss(reply: str) -> None:
     assert scored("hostile", Task("one", goal="q"), reply, solved_at=-1.0) == (0.0, False)
 
 
+def test_a_reply_that_a_function_cannot_read_is_a_loss_once_it_has_read_another() -> None:
+    task = Task("one", goal="q", checks={"answer": "4"})
+    environment = QuestionsEnvironment(reward=f"{HERE}:of_tags")
+    environment.reset(task)
+    with pytest.raises(AttributeError):  # nobody knows yet what it can read
+        environment.step("4")
+    for reply, paid in (("<answer>4</answer>", 1.0), ("4", 0.0), ("<answer>5</answer>", -1.0), ("4", -1.0)):
+        other = environment.spawn()
+        other.reset(task)
+        assert other.step(reply)[1] == paid, reply
+
+
+@pytest.mark.parametrize("reply", ["raise SystemExit", "import sys; sys.exit(0)", "1 / 0", "def"])
+def test_code_of_a_reply_that_ends_the_function_is_worth_no_more_than_a_wrong_one(reply: str) -> None:
+    assert scored("of_code", Task("one", goal="q", checks={"answer": "1"}), reply) == (-2.0, False)
+
+
+def test_a_function_may_change_what_it_is_given() -> None:
+    task = Task("one", goal="q", checks={"meta": {"n": 1}})
+    assert [scored("taking", task, "4")[0] for _ in range(2)] == [1.0, 1.0]
+    with pytest.raises(ConfigError, match="takes meta; the row has no columns"):
+        scored("taking", Task("one", goal="q"), "4")
+
+
 def test_what_no_reply_brings_about_is_no_loss() -> None:
     with pytest.raises(ImportError, match="no_such_package"):
         scored("broken", Task("one", goal="q"), "4")
+    with pytest.raises(ValueError, match=r"got 1.0 for one reply, expected a list of one number"):
+        scored("of_one_number", Task("one", goal="q"), "4")
 
 
 def test_a_function_that_has_no_say_pays_nothing() -> None:
@@ -126,9 +175,13 @@ def test_without_an_answer_no_reply_is_right_and_nothing_is_imitated() -> None:
     [
         ("1,234", 1234, True),
         ("Paris ", "paris", True),
-        ("nan", "nan", False),
         ("1e2", "100", True),
-        ("", "", True),
+        ("-.5", "-0.50", True),
+        ("", "", False),
+        ("12", "1,2", False),
+        ("1,2,3", "123", False),
+        ("1_2", "12", False),
+        ("12,5", "125", False),
         ("sNaN", "1", False),
         ("9" * 10_000, "9", False),
         ("1e999999999", "1", False),
@@ -146,6 +199,7 @@ def test_answers_are_compared_as_numbers_or_as_words(reply: str, answer: Any, sa
         (f"{HERE}:HERE", "cannot be loaded"),
         ("reward", "expected 'package.module:function'"),
         (f"{HERE}:unknown", "takes response; expected TRL's"),
+        (f"{HERE}:of_a_trainer", "without what only a trainer of TRL has"),
     ],
 )
 def test_what_is_no_reward_function_is_refused_at_once(target: str, said: str) -> None:

@@ -14,27 +14,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, OptionsLike
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, is_round
 from uirl.runtime.lazy import load
+from uirl.runtime.limits import in_words, read_score
+from uirl.runtime.time_limits import awaited, contained
 from uirl.types import Observation, Task
 
 _LOG = logging.getLogger(__name__)
-RewardFunction = Callable[[str, str, Mapping[str, Any]], "float | None"]
-"""(question, reply, columns of the row) -> its score; None: the function has no say."""
 OF_TRL = "completions"
 OF_VERL = "solution_str"
 """A parameter by which each kind of function is known."""
+OF_VERL_ALL = frozenset({"data_source", OF_VERL, "ground_truth", "extra_info"})
+OF_TRL_RUN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric", "environments"})
+"""What TRL's trainer gives beside prompts, completions and columns."""
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+|(?=\.\d))(\.\d+)?([eE][+-]?\d{1,6})?")
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """(question, reply, columns of the row) -> its score; None: it has no say."""
+
+    call: Callable[[str, str, Mapping[str, Any]], Any]
+    columns: frozenset[str] = frozenset()
+    """Those that it cannot do without."""
+
+    def __call__(self, question: str, reply: str, columns: Mapping[str, Any]) -> Any:
+        return self.call(question, reply, columns)
 
 
 class QuestionsOptions(EnvironmentOptions):
@@ -69,7 +88,7 @@ class QuestionsEnvironment(ConfigurableEnvironment):
         """Load the reward function. Options: see `QuestionsOptions`. Raises ConfigError for a function that does not
         exist or takes something else."""
         super().__init__(config, options, **keys)
-        self._score = reward_function(self.options.reward, self.options.answer)
+        self._scorer = Scorer(reward_function(self.options.reward, self.options.answer), self.options.answer)
         self._task = Task("none")
 
     def get_prompt_prefix(self) -> str:
@@ -82,29 +101,14 @@ class QuestionsEnvironment(ConfigurableEnvironment):
                 "questions: a task asks nothing; name a dataset and its column: environment.tasks=questions.jsonl "
                 "environment.columns={goal: question}"
             )
+        self._scorer.require(task.checks)
         self._task = task
         return Observation(task.goal)
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Score the reply and end the episode. What a function raises at a reply, or does not say, is a score of 0: the
-        policy may have brought it about. What it raises at every reply is raised."""
-        try:
-            score = self._score(self._task.goal, action, self._task.checks)
-        except Exception as error:
-            if self._raises_anyway():
-                raise
-            _LOG.warning("%s at a reply to %s: %s: %s", self.options.reward, self._task.id, type(error).__name__, error)
-            score = None
-        known = score is not None and math.isfinite(score)
-        paid = float(score) if score is not None and known else 0.0
+        """Score the reply and end the episode."""
+        paid, known = self._scorer.score(self._task, action)
         return "", paid, True, {"success": known and paid >= self.options.solved_at}
-
-    def _raises_anyway(self) -> bool:
-        for reply in ("", "0", self.expert_action() or "1"):
-            with contextlib.suppress(Exception):
-                self._score(self._task.goal, reply, self._task.checks)
-                return False
-        return True
 
     def get_state_description(self) -> str:
         """Return the question."""
@@ -116,19 +120,80 @@ class QuestionsEnvironment(ConfigurableEnvironment):
         return None if answer is None else str(answer)
 
 
+class Scorer:
+    """A reward function and what it needs: it is one for all instances of a process.
+
+    What it raises at a reply is the policy's doing where it scores another one: then, and where it has no say (None) or
+    says no finite number, the reply is worth 0, or the lowest score so far where that is less. What it raises whatever
+    the reply is raised.
+    """
+
+    def __init__(self, function: RewardFunction, answer: str) -> None:
+        self._function, self._answer = function, answer
+        self._scored: tuple[Task, str] | None = None
+        self._lowest = 0.0
+        self._unread = 0
+
+    def __deepcopy__(self, memo: Any) -> Scorer:
+        return self
+
+    def require(self, columns: Mapping[str, Any]) -> None:
+        """Raise ConfigError where the function takes a column that a row does not have."""
+        missing = sorted(self._function.columns - columns.keys())
+        if missing:
+            raise ConfigError(
+                f"questions.reward takes {', '.join(missing)}; the row has {', '.join(columns) or 'no columns'}"
+            )
+
+    def score(self, task: Task, reply: str) -> tuple[float, bool]:
+        """Return what a reply is paid, and whether the function said so."""
+        try:
+            score = self._ask(task, reply)
+        except Exception as error:
+            if not self._scores_another(task):
+                raise
+            self._unread += 1
+            if is_round(self._unread):
+                what = "the reward function cannot read a reply, and reads another: it counts as 0, or less"
+                _LOG.warning("%s (time %d in this process): %s", what, self._unread, in_words(error, 300))
+            score = None
+        if score is None:
+            return min(0.0, self._lowest), False
+        self._scored = task, reply
+        return score, True
+
+    def _ask(self, task: Task, reply: str) -> float | None:
+        columns = copy.deepcopy(dict(task.checks))  # the function's to change
+        said = contained(lambda: self._function(task.goal, reply, columns))
+        if said is None or (isinstance(said, float) and not math.isfinite(said)):
+            return None
+        score = read_score(said, "it")
+        self._lowest = min(self._lowest, score)
+        return score
+
+    def _scores_another(self, task: Task) -> bool:
+        answer = right_answer(task.checks, self._answer)
+        others = [(task, reply) for reply in ("", "0", "1" if answer is None else str(answer))]
+        worked = False
+        for one, reply in [self._scored, *others] if self._scored is not None else others:
+            with contextlib.suppress(Exception):
+                self._ask(one, reply)
+                worked = True
+        return worked
+
+
 def right_answer(columns: Mapping[str, Any], name: str) -> Any:
-    """Return the answer in the column `name`, or where verl's rows have it; None: there is none."""
-    if name in columns:
-        return columns[name]
+    """Return the answer where verl's rows have it, else in the column `name`; None: there is none."""
     model = columns.get("reward_model")
-    return model.get("ground_truth") if isinstance(model, Mapping) else None
+    known = model.get("ground_truth") if isinstance(model, Mapping) else None
+    return columns.get(name) if known is None else known
 
 
 def reward_function(target: str, answer: str = "answer") -> RewardFunction:
     """Return the function that 'package.module:function' names, called as its parameters want it; empty: whether the
     reply is the right answer. Raises ConfigError."""
     if not target:
-        return lambda question, reply, columns: float(is_same(reply, right_answer(columns, answer)))
+        return RewardFunction(lambda question, reply, columns: float(is_same(reply, right_answer(columns, answer))))
     try:
         function = load(target)
         parameters = inspect.signature(function).parameters
@@ -136,43 +201,48 @@ def reward_function(target: str, answer: str = "answer") -> RewardFunction:
         raise ConfigError(
             f"questions.reward {target!r} cannot be loaded: {error}; expected 'package.module:function'"
         ) from error
-    if OF_TRL in parameters:
-        return partial(_ask_as_trl, function, _names(parameters))
+    kinds = {one.kind for one in parameters.values()}
+    names = None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(parameters)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = {name for name, one in parameters.items() if one.kind in by_name and one.default is one.empty}
     if OF_VERL in parameters:
-        return partial(_ask_as_verl, function, _names(parameters), answer)
-    raise ConfigError(
-        f"questions.reward {target!r} takes {', '.join(parameters) or 'nothing'}; expected TRL's (prompts, "
-        "completions, **columns) or verl's (data_source, solution_str, ground_truth, extra_info)"
-    )
+        called: Any = partial(_ask_as_verl, function, names, answer)
+        needed, columns = required - OF_VERL_ALL, set[str]()
+    elif OF_TRL in parameters or names is None:
+        called = partial(_ask_as_trl, function, names)
+        needed, columns = required & OF_TRL_RUN, required - OF_TRL_RUN - {"prompts", OF_TRL}
+    else:
+        needed, columns, called = required, set[str](), None
+    if called is None or needed or inspect.Parameter.POSITIONAL_ONLY in kinds:
+        raise ConfigError(
+            f"questions.reward {target!r} takes {', '.join(parameters) or 'nothing'}; expected TRL's (prompts, "
+            "completions, **columns), without what only a trainer of TRL has, or verl's (data_source, solution_str, "
+            "ground_truth, extra_info)"
+        )
+    return RewardFunction(called, frozenset(columns))
 
 
 def is_same(reply: str, answer: Any) -> bool:
-    """Return whether a reply is the answer: the same number, or the same text but for case and blanks around it. No
+    """Return whether a reply is the answer: the same text but for case and blanks around it, or the same number. No
     reply is an answer that is not there."""
-    if answer is None:
+    given, right = reply.strip(), "" if answer is None else str(answer).strip()
+    if not right:
         return False
-    given, right = reply.strip(), str(answer).strip()
-    try:
-        return Decimal(given.replace(",", "")) == Decimal(right.replace(",", ""))
-    except InvalidOperation:
-        return given.casefold() == right.casefold()
-
-
-def _names(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
-    """Return the parameters that may be given by name; None: any."""
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return None
-    return frozenset(parameters)
+    numbers = [Decimal(text.replace(",", "")) for text in (given, right) if _NUMBER.fullmatch(text)]
+    return given.casefold() == right.casefold() or (len(numbers) == 2 and numbers[0] == numbers[1])
 
 
 def _ask_as_trl(
     function: Callable[..., Any], names: frozenset[str] | None, question: str, reply: str, columns: Mapping[str, Any]
-) -> float | None:
+) -> Any:
     prompt, completion = columns.get("prompt", question), [{"role": "assistant", "content": reply}]
     given: dict[str, Any] = {name: [value] for name, value in columns.items()}
     given |= {"prompts": [prompt], OF_TRL: [completion if isinstance(prompt, list) else reply]}
-    (score,) = _call(function, names, given)
-    return None if score is None else float(score)
+    scores = _call(function, names, given)
+    scores = scores.tolist() if hasattr(scores, "tolist") else scores
+    if not isinstance(scores, (list, tuple)) or len(scores) != 1:
+        raise ValueError(f"got {scores!r:.80} for one reply, expected a list of one number")
+    return scores[0]
 
 
 def _ask_as_verl(
@@ -182,7 +252,7 @@ def _ask_as_verl(
     question: str,
     reply: str,
     columns: Mapping[str, Any],
-) -> float | None:
+) -> Any:
     given = {
         "data_source": columns.get("data_source"),
         OF_VERL: reply,
@@ -190,14 +260,9 @@ def _ask_as_verl(
         "extra_info": columns.get("extra_info"),
     }
     score = _call(function, names, given)
-    score = score["score"] if isinstance(score, Mapping) else score
-    return None if score is None else float(score)
+    return score["score"] if isinstance(score, Mapping) else score
 
 
 def _call(function: Callable[..., Any], names: frozenset[str] | None, given: Mapping[str, Any]) -> Any:
     result = function(**{name: value for name, value in given.items() if names is None or name in names})
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
