@@ -13,11 +13,11 @@ from uirl.errors import ConfigError
 
 def read_rows(source: str) -> list[Any]:
     """Return the rows of a file, by its ending: `.json` (a list, or a mapping with the list as `tasks`), `.jsonl`,
-    `.csv` or `.parquet`; or of a dataset on the hub, 'owner/name' or 'owner/name:split' (train unless it says), of
-    which a file that is there goes first. Raises ConfigError."""
+    `.csv` or `.parquet`; or of a dataset on the hub, 'owner/name', 'owner/name:split' (train unless it says) or
+    'owner/name/config:split', of which a file that is there goes first. Raises ConfigError."""
     path = Path(source)
     reader = READERS.get(path.suffix.lower())
-    if reader is None and not path.exists() and source.count("/") == 1:
+    if reader is None and not path.exists() and source.count("/") in (1, 2):
         reader = _of_hub
     if reader is None:
         raise ConfigError(f"{source} is none of {', '.join(READERS)}, nor a dataset on the hub as 'owner/name:split'")
@@ -50,10 +50,19 @@ def _of_json_lines(source: str) -> list[Any]:
 
 
 def _of_csv(source: str) -> list[Any]:
+    csv.field_size_limit(2**31 - 1)
+    more: Any = object()
     with Path(source).open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, restkey="", strict=True))
+        reader: Any = csv.DictReader(file, restkey=more, strict=True)
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num}: {error}") from error
+    names = reader.fieldnames or []
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name is there twice among {', '.join(names)}")
     for number, row in enumerate(rows, start=2):
-        if "" in row or None in row.values():
+        if more in row or None in row.values():
             raise ValueError(f"row {number} has not as many cells as the first")
     return rows
 
@@ -76,8 +85,9 @@ def _of_hub(source: str) -> list[Any]:
     except ImportError as error:
         raise ConfigError(f"{source} is no file, and as a dataset on the hub it needs: pip install datasets") from error
     name, _, split = source.partition(":")
+    owner, dataset, *config = name.split("/")
     try:
-        return list(load_dataset(name, split=split or "train"))
+        return list(load_dataset(f"{owner}/{dataset}", *config, split=split or "train"))
     except Exception as error:  # of the network, the hub, or the data
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

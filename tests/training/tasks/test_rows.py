@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.training.test_loop import settings, train
@@ -50,6 +53,8 @@ def test_a_file_of_rows(write: Callable[[Path], None], ending: str, tmp_path: Pa
         ("a.json", "{", "expected a JSON list"),
         ("a.csv", "a,b\n1\n", "row 2 has not as many cells"),
         ("a.csv", "a,b\n1,2,3\n", "row 2 has not as many cells"),
+        ("a.csv", 'a,b\n1,"2', "line 1: unexpected end"),
+        ("a.csv", "a,a\n1,2\n", "a name is there twice"),
         ("a.jsonl", "\n", "no list of tasks"),
         ("a.csv", "a,b\n", "no list of tasks"),
         ("a.txt", "a", r"none of \.json, \.jsonl, \.csv, \.parquet"),
@@ -61,7 +66,7 @@ def test_a_file_that_cannot_be_read_says_what_was_expected(name: str, text: str,
     with pytest.raises(ConfigError, match=said):
         read_rows(str(tmp_path / name))
     with pytest.raises(ConfigError, match="cannot read tasks" if name != "a.txt" else "none of"):
-        read_rows(f"missing/at/{name}" if name != "a.parquet" else "missing.json")
+        read_rows(f"missing/at/all/{name}" if name != "a.parquet" else "missing.json")
 
 
 def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,15 +75,16 @@ def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         read_rows("owner/name")
     asked = []
 
-    def load_dataset(name: str, split: str) -> Iterator[Any]:
-        asked.append((name, split))
+    def load_dataset(*name: str, split: str) -> Iterator[Any]:
+        asked.append((*name, split))
         if split == "none":
             raise RuntimeError("no such split")
         return iter(ROWS)
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert read_rows("owner/name") == read_rows("owner/name:test") == ROWS
-    assert asked == [("owner/name", "train"), ("owner/name", "test")]
+    for source in ("owner/name", "owner/name:test", "owner/name/main:test"):
+        assert read_rows(source) == ROWS
+    assert asked == [("owner/name", "train"), ("owner/name", "test"), ("owner/name", "main", "test")]
     with pytest.raises(ConfigError, match="RuntimeError: no such split"):
         read_rows("owner/name:none")
 
@@ -109,12 +115,31 @@ def test_a_mapping_names_any_field_of_a_task() -> None:
         ({"q": "a", "picture": b"png"}, {"goal": "q"}, "holds bytes, which is no JSON"),
         ({"prompt": [{"role": "assistant", "content": "a"}]}, None, "expected messages of system and user"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, None, "is no text"),
+        ({"q": None}, {"goal": "q"}, "its goal is None; expected text"),
+        ({"q": ""}, {"goal": "q"}, "its goal is ''; expected text"),
+        ({"id": None}, None, "its id is None; expected text"),
+        ({"goal": "q", "tags": "hard"}, None, "its tags are 'hard'; expected a list"),
+        ({"q": "a", "t": "hard"}, {"goal": "q", "checks": "t"}, "its checks are 'hard'; expected a mapping"),
+        ({"goal": "q", "seed": "soon"}, None, "its seed is 'soon'; expected a whole number"),
         (3, None, "is a int; expected a Task"),
     ],
 )
 def test_a_row_that_is_no_task_is_told_with_its_number(row: Any, columns: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         task_of(row, 5, "e", columns)
+
+
+def test_values_of_numpy_and_of_csv_are_read() -> None:
+    row = {"q": 7, "n": np.int64(3), "l": np.arange(2), "d": Decimal("0.10"), "": "0"}
+    assert task_of(row, 0, "e", COLUMNS | {"goal": "q"}).checks == {"n": 3, "l": [0, 1], "d": "0.10", "": "0"}
+    assert task_of({"id": "1", "goal": "q", "seed": "7"}, 0, "e") == Task("1", goal="q", seed=7)
+    messages = [{"role": "user", "content": "q"}]
+    assert task_of({"messages": messages}, 0, "e", {"goal": "messages"}).checks == {"prompt": messages}
+
+
+def test_tasks_that_a_run_has_stored_are_read_beside_its_columns() -> None:
+    task = Task("e/0", "questions", goal="2 + 2", checks={"answer": "4"}, tags=("a",))
+    assert task_of(json.loads(json.dumps(asdict(task))), 0, "e", COLUMNS) == task
 
 
 def test_a_config_may_call_its_tasks_a_dataset() -> None:

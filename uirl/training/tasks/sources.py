@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Protocol
 
 from uirl.environments.base import BaseEnvironment
@@ -131,7 +132,7 @@ def task_of(item: Any, index: int, name: str, columns: Mapping[str, str] | None 
 
     `columns`: field of a task -> column that holds it. With it, or with a column `prompt`, every other column is an
     entry of `checks`, where a reward function finds it and the policy does not. A prompt in messages is the texts of
-    its system and user, and lies among the checks as it was. Raises ConfigError.
+    its system and user, and lies among the checks as `prompt`. Raises ConfigError.
     """
     if isinstance(item, Task):
         return item
@@ -139,23 +140,47 @@ def task_of(item: Any, index: int, name: str, columns: Mapping[str, str] | None 
         return Task(id=f"{name}/{index}", goal=item)
     if not isinstance(item, Mapping):
         raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")
+    is_task = item.keys() <= Task.__dataclass_fields__.keys()  # such as those that a run has stored
+    if is_task and not any(column in item for column in (columns or {}).values()):
+        columns = {}
     columns = columns or ({"goal": PROMPT} if PROMPT in item else {})
     if missing := [column for column in columns.values() if column not in item]:
         raise ConfigError(f"dataset item {index} has no column {missing[0]!r}; it has {', '.join(map(str, item))}")
-    fields: dict[str, Any] = {"id": f"{name}/{index}"}
-    fields |= {field: item[column] for field, column in columns.items()} if columns else item
     try:
+        mapped = {field: item[column] for field, column in columns.items()} if columns else dict(item)
+        fields: dict[str, Any] = {"id": f"{name}/{index}"} | _fields(mapped, asks="goal" in columns)
         if columns:
             rest = {column: value for column, value in item.items() if column not in columns.values()}
-            if isinstance(fields.get("goal"), list):
-                rest[columns["goal"]] = fields["goal"]
-                fields["goal"] = _text_of(fields["goal"])
-            fields["id"] = str(fields["id"])
+            if isinstance(mapped.get("goal"), list):
+                rest[PROMPT] = mapped["goal"]
             fields["checks"] = json.loads(json.dumps(rest, default=_plain)) | fields.get("checks", {})
         return Task(**fields)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         expected = ", ".join(Task.__dataclass_fields__)
         raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {expected}") from error
+
+
+def _fields(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
+    """Return the values of fields of a Task, numbers as words and words as numbers where a field is such. `asks`: there
+    is a goal. Raises ValueError."""
+    fields = dict(values)
+    if isinstance(fields.get("goal"), list):
+        fields["goal"] = _text_of(fields["goal"])
+    for field in ("id", "goal"):
+        if isinstance(fields.get(field), (int, float)):
+            fields[field] = str(fields[field])
+        if field in fields and (not isinstance(fields[field], str) or (field == "goal" and asks and not fields[field])):
+            raise ValueError(f"its {field} is {fields[field]!r:.80}; expected text")
+    if isinstance(seed := fields.get("seed"), str) and seed.isascii() and seed.isdigit():
+        fields["seed"] = int(seed)
+    if not isinstance(fields.get("seed"), int | None) or isinstance(fields.get("seed"), bool):
+        raise ValueError(f"its seed is {fields['seed']!r:.80}; expected a whole number")
+    tags = fields.get("tags", ())
+    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError(f"its tags are {tags!r:.80}; expected a list of texts")
+    if not isinstance(fields.get("checks", {}), Mapping):
+        raise ValueError(f"its checks are {fields['checks']!r:.80}; expected a mapping")
+    return fields
 
 
 def _text_of(messages: list[Any]) -> str:
@@ -167,7 +192,11 @@ def _text_of(messages: list[Any]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy's
+        return value.tolist()
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, bytes) or not hasattr(value, "isoformat"):
         raise ValueError(f"a column holds {type(value).__name__}, which is no JSON; leave it out of the data")
-    return str(value.isoformat())
+    return value.isoformat()
