@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ def ended(folder: Path, name: str, after: float | None, *changes: str, **summary
     config.to_yaml(folder / name / "config.yaml")
     interval = None if after is None else [after - 0.02, after + 0.02]
     told = {"success_before": 0.1, "success_after": after, "success_after_interval": interval, "episodes": 64}
+    told["seed"] = config.training.seed
     (folder / name / "summary.json").write_text(json.dumps({**told, "train_seconds": 5.0, **summary}))
     row = {"step": 1, "episodes_total": 64, "eval/success": after, "eval/reward": summary.get("reward_after")}
     (folder / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
@@ -90,11 +93,38 @@ def test_combinations_of_values() -> None:
     }
     assert combinations([]) == {"run": []}
     assert list(combinations(["a.x='1,2',[3,4]", "seeds=3,5"])) == [
-        *("x-_1_2_seed-3", "x-_1_2_seed-5", "x-_3_4_seed-3", "x-_3_4_seed-5")
+        "x-_1_2_seed-3",
+        "x-_1_2_seed-5",
+        "x-_3_4_seed-3",
+        "x-_3_4_seed-5",
     ]
-    for wrong in (["seeds=a..3"], ["learning_rate"], ["=3"], ["a.x=1,1"]):
+    assert list(combinations(["a.x=b c,b_c"])) == ["x-b_c", "x-b_c.2"]
+    assert list(combinations([f"a.x={'b' * 300},c"])) == ["x-" + "b" * 98, "x-c"]
+    for wrong in (["seeds=a..3"], ["seeds=3..1"], ["learning_rate"], ["=3"], ["training.seed=0,1", "seeds=1"]):
         with pytest.raises(ConfigError, match=r"expected|twice"):
             combinations(wrong)
+
+
+def test_one_run_is_not_several_and_kinds_of_figures_are_not_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    won = ended(tmp_path, "won", 0.5, seed=0)
+    assert compared(capsys, tmp_path, won, f"{won}/")[1] == "    success 50.0 % (95 %: 48.0 to 52.0)"
+    again = ended(tmp_path, "again", 0.5, seed=0)
+    assert "mean of 2 runs of 1 seeds" in compared(capsys, tmp_path, won, again)[1]
+    paid = ended(tmp_path, "paid", None, reward_after=-30.0, seed=1)
+    told = compared(capsys, tmp_path, won, paid)[1]
+    assert told.startswith("    success 50.0 % (95 %: 48.0 to 52.0)")
+    assert "1 without a figure" in told
+    sure = [ended(tmp_path, f"s{seed}", 1.0, success_after_interval=None, seed=seed) for seed in range(2)]
+    assert "95 %" not in compared(capsys, tmp_path, *sure)[1]
+    odd = ended(tmp_path, "odd", 0.4, r'environment.options={cost: "$x^{$\x1b[2J"}', episodes=None)
+    (tmp_path / "odd" / "metrics.jsonl").write_text('{"step": 1, "eval/success": 0.4}\n')
+    assert main(["compare", won, odd, str(tmp_path / "nothing"), "--plot", str(tmp_path / "odd.png")]) == 2
+    out = capsys.readouterr()
+    assert "nothing has no summary.json" in out.err
+    assert "success 40.0 %" in out.out
+    assert "\x1b" not in out.out
 
 
 def test_a_sweep_says_what_cannot_be_trained_before_anything_is(
@@ -104,7 +134,28 @@ def test_a_sweep_says_what_cannot_be_trained_before_anything_is(
     Path("small.yaml").write_text(SMALL)
     assert main(["sweep", "small.yaml", "training.gamma=0.9,two"]) == 2
     assert "training.gamma: got 'two'" in capsys.readouterr().err
+    assert main(["sweep", "small.yaml", "training.gamma=0.9,0.90"]) == 2
+    assert "are the same run" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_a_finished_run_of_another_setting_is_not_taken_for_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(words: list[str], **options: Any) -> SimpleNamespace:
+        changes = dict(word.partition("=")[::2] for word in words[5:])
+        assert changes["logging.runs_dir"] == '"my: folder"'
+        ended(Path("my: folder"), changes["logging.run_name"], 0.5)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", train)
+    Path("small.yaml").write_text(SMALL)
+    words = ["sweep", "--out", "my: folder", "small.yaml", "seeds=0..1"]
+    assert [main([*words, change]) for change in ("training.gamma=0.9", "training.gamma=0.9")] == [0, 0]
+    assert capsys.readouterr().out.count("done before") == 2
+    assert main([*words, "training.gamma=0.8"]) == 2
+    assert "seed-0 is a run of another setting" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 
 from uirl.cli.begin import path_of
 from uirl.cli.options import count
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, UirlError
 
 PLOT = "comparison.png"
+LONGEST_NAME = 100
+"""Characters of the name of a run."""
 
 
 def add_command(commands: Any) -> None:
@@ -44,11 +47,20 @@ def _compare(options: argparse.Namespace) -> int:
 def _tell(paths: Sequence[Path], plot: Path) -> int:
     from uirl.training.record.comparison import draw_comparison, read_run, settings_of, table_of
 
-    settings = settings_of([read_run(path) for path in paths])
+    runs, status = [], 0
+    for path in {path.resolve(): path for path in paths}.values():
+        try:
+            runs.append(read_run(path))
+        except UirlError as error:  # the others are compared all the same
+            print(f"uirl: {error}", file=sys.stderr)
+            status = 2
+    if not runs:
+        return status
+    settings = settings_of(runs)
     print(table_of(settings))
     if draw_comparison(plot, settings):
         print(f"\ncurves  {plot}")
-    return 0
+    return status
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -57,15 +69,30 @@ def _sweep(options: argparse.Namespace) -> int:
     config = path_of(options.config)
     folder = Path(options.out or f"runs/{Path(config).stem}-sweep")
     runs = combinations(options.values)
-    for changes in runs.values():  # what cannot be trained is told before anything is
-        load_config(config, changes)
+    configs = {name: load_config(config, changes).to_dict() for name, changes in runs.items()}  # or a ConfigError
+    seen: dict[str, str] = {}
+    for name, values in configs.items():
+        other = seen.setdefault(json.dumps(values, sort_keys=True), name)
+        if other != name:
+            raise ConfigError(f"{name} and {other} are the same run; expected other values")
+    for name, values in configs.items():
+        noted = folder / f"{name}.json"
+        if noted.is_file() and json.loads(noted.read_text("utf-8")) != values:
+            raise ConfigError(f"{folder / name} is a run of another setting; expected another --out, or a new folder")
     folder.mkdir(parents=True, exist_ok=True)
+    for name, values in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(values), "utf-8")
 
     def train(name: str) -> bool:
         if (folder / name / "summary.json").is_file():
             print(f"{name}: done before", flush=True)
             return True
-        words = [*runs[name], f"logging.runs_dir={folder}", f"logging.run_name={name}", "checkpoint.resume=auto"]
+        words = [
+            *runs[name],
+            f"logging.runs_dir={json.dumps(str(folder))}",
+            f"logging.run_name={name}",
+            "checkpoint.resume=auto",
+        ]
         print(f"{name}: begins", flush=True)
         with (folder / f"{name}.log").open("a") as log:
             ended = subprocess.run([sys.executable, "-m", "uirl", "train", config, *words], stdout=log, stderr=log)
@@ -92,6 +119,8 @@ def combinations(words: Sequence[str]) -> dict[str, list[str]]:
         values = _values(text)
         if key == "seeds":
             key, values = "training.seed", [seed for value in values for seed in _seeds(value)]
+        if key in (other for other, _ in axes):
+            raise ConfigError(f"{key} is there twice; expected all of its values in one place")
         axes.append((key, values))
     found = {}
     for chosen in itertools.product(*(values for _, values in axes)):
@@ -101,9 +130,10 @@ def combinations(words: Sequence[str]) -> dict[str, list[str]]:
             if len(values) > 1
         )
         name = re.sub(r"[^A-Za-z0-9.-]+", "_", "_".join(telling)).strip("_") or "run"
-        changes = [f"{key}={value}" for (key, _), value in zip(axes, chosen, strict=True)]
-        if found.setdefault(name, changes) is not changes:
-            raise ConfigError(f"two runs would be called {name}: a value is there twice")
+        name = name[:LONGEST_NAME]
+        same = sum(other == name or other.startswith(f"{name}.") for other in found)  # what no name can hold differs
+        name += f".{same + 1}" * (same > 0)
+        found[name] = [f"{key}={value}" for (key, _), value in zip(axes, chosen, strict=True)]
     return found
 
 
@@ -123,6 +153,9 @@ def _values(text: str) -> list[str]:
 def _seeds(text: str) -> list[str]:
     first, dots, last = text.partition("..")
     try:
-        return [str(seed) for seed in range(int(first), int(last) + 1)] if dots else [str(int(first))]
-    except ValueError as error:
-        raise ConfigError(f"got seeds={text}, expected numbers as 0..4 or 1,2,3") from error
+        seeds = range(int(first), int(last if dots else first) + 1)
+    except ValueError:
+        seeds = range(0)
+    if not seeds:
+        raise ConfigError(f"got seeds={text}, expected numbers as 0..4 or 1,2,3")
+    return [str(seed) for seed in seeds]

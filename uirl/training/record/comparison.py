@@ -15,6 +15,7 @@ from uirl.errors import StorageError
 from uirl.metrics.success_rate import student_t
 from uirl.metrics.trackers import read_metrics
 from uirl.runtime.files import write_atomically
+from uirl.runtime.terminal import visible
 from uirl.storage import RunDirectory
 from uirl.training.record.progress import percent
 
@@ -35,12 +36,6 @@ class Run:
     ends: Sequence[tuple[float, float]]
     """The same before and after it, on instances of their own."""
 
-    @property
-    def figure(self) -> float | None:
-        """Success of the last evaluation, or its reward where nobody says success."""
-        success: float | None = self.summary.get("success_after")
-        return self.summary.get("reward_after") if success is None else success
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -50,8 +45,14 @@ class Setting:
     runs: Sequence[Run]
 
     @property
+    def is_success(self) -> bool:
+        """Whether the figures are success rates; else they are rewards."""
+        return any(run.summary.get("success_after") is not None for run in self.runs)
+
+    @property
     def figures(self) -> list[float]:
-        return [run.figure for run in self.runs if run.figure is not None]
+        key = "success_after" if self.is_success else "reward_after"
+        return [float(run.summary[key]) for run in self.runs if run.summary.get(key) is not None]
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -60,20 +61,15 @@ class Setting:
         figures = self.figures
         own = [bound for run in self.runs if (bound := run.summary.get("success_after_interval")) is not None]
         bounds = []
-        if len(figures) > 1:
+        if len(figures) > 1 and (own or len(set(figures)) > 1):  # alike, they say nothing of others
             half = student_t(0.95, len(figures) - 1) * statistics.stdev(figures) / math.sqrt(len(figures))
             bounds.append((statistics.fmean(figures) - half, statistics.fmean(figures) + half))
-        if len(own) == len(self.runs):
+        if own:
             bounds.append((statistics.fmean(low for low, _ in own), statistics.fmean(high for _, high in own)))
         if not bounds:
             return None
         low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
         return (max(low, 0.0), min(high, 1.0)) if self.is_success else (low, high)
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the figures are success rates."""
-        return all(run.summary.get("success_after") is not None for run in self.runs)
 
 
 def read_run(path: Path) -> Run:
@@ -85,8 +81,8 @@ def read_run(path: Path) -> Run:
     config = ConfigStore.from_yaml(path / "config.yaml").to_dict()
     settings = {key: value for key, value in _leaves(config) if not key.startswith(APART)}
     said = "success" if summary.get("success_after") is not None else "reward"
-    curve = [(row["episodes_total"], row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
-    ends = [(0, summary.get(f"{said}_before")), (summary.get("episodes", 0), summary.get(f"{said}_after"))]
+    curve = [(row.get("episodes_total"), row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
+    ends = [(0, summary.get(f"{said}_before")), (summary.get("episodes"), summary.get(f"{said}_after"))]
     return Run(path, settings, summary, _known(curve), _known(ends))
 
 
@@ -94,11 +90,14 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
     """Return the runs by setting, in the order in which these first come, each named by what sets it apart."""
     keys = {key for run in runs for key in run.settings}
     differ = sorted(key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1)
-    groups: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        label = "  ".join(f"{key}={run.settings.get(key)}" for key in differ)
-        groups.setdefault(label, []).append(run)
-    return [Setting(label or runs[0].path.name, group) for label, group in groups.items()]
+        groups.setdefault(tuple(repr(run.settings.get(key)) for key in differ), []).append(run)
+    named = [
+        ("  ".join(f"{key}={value}" for key, value in zip(differ, values, strict=True)), of)
+        for values, of in groups.items()
+    ]
+    return [Setting(visible(label) or runs[0].path.name, group) for label, group in named]
 
 
 def table_of(settings: Sequence[Setting]) -> str:
@@ -113,7 +112,8 @@ def table_of(settings: Sequence[Setting]) -> str:
             told = f"reward {statistics.fmean(figures):.4g}" if figures else "no figure"
             told += f" (95 %: {interval[0]:.4g} to {interval[1]:.4g})" if interval is not None else ""
         if count > 1:
-            told += f", mean of {count} runs"
+            seeds = {run.summary.get("seed") for run in setting.runs}
+            told += f", mean of {count} runs" + f" of {len(seeds)} seeds" * (len(seeds) < count)
             told += f", lowest {percent(min(figures))}" if setting.is_success else ""
         if missing := count - len(figures):
             told += f", {missing} without a figure"
@@ -138,7 +138,8 @@ def draw_comparison(path: Path, settings: Sequence[Setting]) -> bool:
     axes = figure.add_subplot()
     for number, setting in enumerate(settings):
         for index, run in enumerate(setting.runs):
-            label, colour = setting.label[:80] if index == 0 else None, f"C{number % 10}"
+            label = setting.label[:80].replace("$", r"\$") if index == 0 else None
+            colour = f"C{number % 10}"
             axes.plot([at for at, _ in run.curve], [value for _, value in run.curve], color=colour, label=label)
             axes.scatter(
                 [at for at, _ in run.ends],
@@ -169,7 +170,7 @@ def _excluded(run: Run) -> int:
 
 
 def _known(points: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
-    return [(float(at), float(value)) for at, value in points if value is not None]
+    return [(float(at), float(value)) for at, value in points if at is not None and value is not None]
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
