@@ -50,7 +50,6 @@ def _of_json_lines(source: str) -> list[Any]:
 
 
 def _of_csv(source: str) -> list[Any]:
-    csv.field_size_limit(2**31 - 1)
     more: Any = object()
     with Path(source).open(encoding="utf-8-sig", newline="") as file:
         reader: Any = csv.DictReader(file, restkey=more, strict=True)
