@@ -137,3 +137,12 @@ def _bounds(metadata: Iterable[Any]) -> str:
     limits = [f" {sign} {getattr(m, name)}" for m in metadata for name, sign in _SIGNS.items() if hasattr(m, name)]
     patterns = [f" like {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
     return " and".join(limits) + "".join(patterns)
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of everything in nested mappings; an empty mapping is a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from uirl.config import ConfigStore, Section, yaml_text
+from uirl.config.keys import leaves
 from uirl.config.rates import rate_of
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.mapping import (
@@ -243,18 +244,18 @@ def read_verl_yaml(path: str | Path, overrides: Mapping[str, Any] | Sequence[str
     for name, section in (("uirl", ours), ("curriculum", curriculum)):
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: section {name} is {section!r:.60}; expected keys and values")
-    flat = dict(_leaves(values))
+    flat = dict(leaves(values))
     for key, theirs in OTHER_NAMES.items():
         if key in flat and theirs in flat:
             raise ConfigError(f"{path}: {key} and {theirs} say the same thing; keep one of them")
     flat = {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
     store, changes = ConfigStore.build(ours), {}
-    written = {key for key, _ in _leaves(ours)}
+    written = {key for key, _ in leaves(ours)}
     for key, value in _as_mapping(overrides).items():
         first, _, rest = key.partition(".")
         if first == "uirl":
             changes[rest] = value
-            written |= {key for key, _ in _leaves({rest: value})}
+            written |= {key for key, _ in leaves({rest: value})}
         elif first == "curriculum":
             curriculum[rest] = value
         else:
@@ -295,14 +296,6 @@ def load_verl_config(
 
 def _assignments(changes: Mapping[str, Any]) -> list[str]:
     return [f"{key}={yaml_text.render(value).strip()}" for key, value in changes.items()]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def create_curriculum(section: Mapping[str, Any]) -> Any | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.keys import leaves
 from uirl.errors import StorageError
 from uirl.metrics.success_rate import student_t
 from uirl.metrics.trackers import read_metrics
-from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import visible
 from uirl.storage import RunDirectory
 from uirl.training.record.progress import percent
+from uirl.training.record.record import save_plot
 
 APART = ("logging.", "checkpoint.", "training.seed")
 """What differs between the runs of one setting."""
@@ -79,7 +79,7 @@ def read_run(path: Path) -> Run:
         raise StorageError(f"{path} has no summary.json: expected a run directory whose run has come to its end")
     summary = directory.read_json("summary.json")
     config = ConfigStore.from_yaml(path / "config.yaml").to_dict()
-    settings = {key: value for key, value in _leaves(config) if not key.startswith(APART)}
+    settings = {key: value for key, value in leaves(config) if not key.startswith(APART)}
     said = "success" if summary.get("success_after") is not None else "reward"
     curve = [(row.get("episodes_total"), row.get(f"eval/{said}")) for row in read_metrics(path / "metrics.jsonl")]
     ends = [(0, summary.get(f"{said}_before")), (summary.get("episodes"), summary.get(f"{said}_after"))]
@@ -149,18 +149,10 @@ def draw_comparison(path: Path, settings: Sequence[Setting]) -> bool:
                 s=60,
                 clip_on=False,
             )
-    success = all(setting.is_success for setting in settings)
-    if success:
-        axes.set_ylim(-0.02, 1.02)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("episodes of reinforcement learning")
-    axes.set_ylabel(f"{'success' if success else 'reward'} in evaluations (stars: before, after)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    label = "success" if all(setting.is_success for setting in settings) else "reward"
+    axes.set_ylabel(f"{label} in evaluations (stars: before, after)")
     figure.legend(fontsize=8, frameon=False, loc="outside lower center")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_atomically(path, buffer.getvalue())
+    save_plot(path, figure, axes, success=label == "success")
     return True
 
 
@@ -171,11 +163,3 @@ def _excluded(run: Run) -> int:
 
 def _known(points: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
     return [(float(at), float(value)) for at, value in points if at is not None and value is not None]
-
-
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value

@@ -314,19 +314,24 @@ def draw_curve(
         axes.plot(*points, color="#1f4e8c", marker="o", markersize=4, linewidth=2, label=f"{label} in evaluations")
     for style, (name, value) in zip(("--", ":", "-."), (controls or {}).items(), strict=False):
         axes.axhline(value, color="#b5651d", linestyle=style, linewidth=1, label=f"control: {name} ({value:.2f})")
-    if label == "success":
+    axes.set_ylabel(label)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="center right")
+    save_plot(path, figure, axes, success=label == "success")
+    return True
+
+
+def save_plot(path: Path, figure: Any, axes: Any, *, success: bool) -> None:
+    """Write a figure of something over episodes to `path` as PNG. `success`: it is a rate."""
+    if success:
         axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.set_xlabel("episodes of reinforcement learning")
-    axes.set_ylabel(label)
-    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="center right")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_atomically(path, buffer.getvalue())
-    return True
 
 
 class WrittenTogether:
