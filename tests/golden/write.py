@@ -30,7 +30,7 @@ DIGITS, METRICS = HERE / "digits.json", HERE / "metric_names.txt"
 MARKS = ("application_id", "user_version")
 COMMANDS = (
     *("train", "eval", "check", "environments", "evolve", "export", "judge", "judge-report", "plan"),
-    *("serve", "serve-model", "verl", "view", "configs", "init", "doctor"),
+    *("serve", "serve-model", "verl", "view", "configs", "init", "doctor", "compare", "sweep"),
 )
 
 
