@@ -61,7 +61,7 @@ RL = [
     *("training.learning_rate=2.0e-4", "training.entropy_coef=0.003", "training.clip_ratio_high=0.3"),
     *("training.eval_every=8", "training.eval_episodes=216", "training.num_epochs=1"),
     "training.warm_start.enabled=false",
-    *("logging.tensorboard=false", "logging.store_trajectories=false", "checkpoint.save_interval=null"),
+    *("logging.trackers=[]", "logging.store_trajectories=false", "checkpoint.save_interval=null"),
 ]
 
 

@@ -56,7 +56,7 @@ def one(asked: argparse.Namespace, before: bool) -> dict[str, float]:
     config.training.eval_every, config.training.eval_episodes, config.training.warm_start.enabled = None, 2, False
     config.training.old_log_probs, config.training.micro_batch_tokens = "recompute", 2048
     with tempfile.TemporaryDirectory() as folder:
-        config.logging.runs_dir, config.logging.tensorboard = folder, False
+        config.logging.runs_dir, config.logging.trackers = folder, ()
         trainer = RLTrainer(config)
         loaded = trainer.learner.policy.loaded
         vision = loaded.vision

@@ -56,7 +56,7 @@ def main() -> None:
     asked = parser.parse_args()
     config, rows = config_of(asked), []
     with tempfile.TemporaryDirectory() as folder:
-        config.logging.runs_dir, config.logging.tensorboard = folder, False
+        config.logging.runs_dir, config.logging.trackers = folder, ()
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = RLTrainer(config)
             parts: Any = trainer._parts

@@ -55,7 +55,7 @@ BASE = [
     *("training.learning_rate=5.0e-4", "training.entropy_coef=0.003", "training.clip_ratio_high=0.3"),
     *("training.warm_start.steps=130", "training.warm_start.learning_rate=2.0e-3"),
     *("training.warm_start.evaluate_every=null", "training.warm_start.stop_at_success=null"),
-    *("logging.tensorboard=false", "logging.store_trajectories=false", "checkpoint.save_interval=null"),
+    *("logging.trackers=[]", "logging.store_trajectories=false", "checkpoint.save_interval=null"),
 ]
 
 

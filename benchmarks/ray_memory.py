@@ -64,7 +64,7 @@ def one(group: int, pages: int, updates: int, folder: str) -> dict[str, Any]:
     config.training.micro_batch_tokens = 512
     config.training.minibatches, config.training.eval_every, config.training.eval_episodes = 1, None, 2
     config.training.warm_start.enabled = False
-    config.logging.runs_dir, config.logging.run_name, config.logging.tensorboard = folder, f"{group}-{pages}", False
+    config.logging.runs_dir, config.logging.run_name, config.logging.trackers = folder, f"{group}-{pages}", ()
     config.ray.use_ray, config.ray.num_actors, config.ray.actor_cpus = True, 2, 0.25
     found: list[dict[str, float]] = []
     trainer = RayPPOTrainer(config)

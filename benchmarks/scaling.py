@@ -75,7 +75,7 @@ def config_of(size: dict[str, int], folder: str) -> ConfigStore:
     training.eval_every, training.eval_episodes, training.warm_start.enabled = None, 2, False
     training.num_epochs, training.num_iters_per_epoch = 1, UPDATES
     config.algorithm.skip_dead_groups = False
-    config.logging.runs_dir, config.logging.tensorboard = folder, False
+    config.logging.runs_dir, config.logging.trackers = folder, ()
     return config
 
 

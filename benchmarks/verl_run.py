@@ -47,7 +47,7 @@ TESTED = 512
 def settings(folder: Path, name: str, options: argparse.Namespace) -> ConfigStore:
     """What both runs share, and where this one is written."""
     epochs = (f"training.num_epochs={options.steps // 10}", "training.num_iters_per_epoch=10")
-    where = (f"logging.runs_dir={folder}", f"logging.run_name={name}", "logging.tensorboard=false")
+    where = (f"logging.runs_dir={folder}", f"logging.run_name={name}", "logging.trackers=[]")
     return load_config(CONFIG, [*SETTINGS, *epochs, *options.overrides, *where])
 
 

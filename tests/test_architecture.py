@@ -46,6 +46,8 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "pyarrow": "storage",
     "datasets": "storage",
     "wandb": "metrics",
+    "trackio": "metrics",
+    "mlflow": "metrics",
     "peft": "learner",
     "bitsandbytes": ("learner", "inference/models"),
     "vllm": "inference",

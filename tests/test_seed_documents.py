@@ -79,7 +79,7 @@ def small(config: ConfigStore, folder: Path) -> ConfigStore:
     config.training.eval_every = None
     config.inference.max_turns = 3
     config.inference.max_tokens = 8
-    config.logging.tensorboard = False
+    config.logging.trackers = ()
     return config
 
 

@@ -33,7 +33,7 @@ SMALL = [
     "training.warm_start.demonstrations=16",
     "actors.processes=1",
     "checkpoint.save_interval=1",
-    "logging.tensorboard=false",
+    "logging.trackers=[]",
 ]
 
 

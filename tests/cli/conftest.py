@@ -20,7 +20,7 @@ QUICK = [
     "training.num_epochs=1",
     "training.num_iters_per_epoch=2",
     "training.warm_start={steps: 16, batch_size: 16, learning_rate: 0.02, evaluate_every: null, stop_at_success: null}",
-    "logging.tensorboard=false",
+    "logging.trackers=[]",
 ]
 
 

@@ -185,7 +185,7 @@ def test_an_option_that_does_not_exist_is_refused(arguments: list[str], capsys: 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [("inference.backend=openai", "cannot be trained"), ("logging.wandb=true", "pip install 'uirl[wandb]'")],
+    [("inference.backend=openai", "cannot be trained"), ("logging.trackers=[wandb]", "pip install 'uirl[wandb]'")],
 )
 def test_a_run_that_cannot_begin_leaves_no_directory(
     setting: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

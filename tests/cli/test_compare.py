@@ -20,7 +20,7 @@ SMALL = """
 model: {model_name: uirl/tiny-lm, tiny: {hidden_size: 32, intermediate_size: 64}}
 inference: {max_tokens: 4}
 environment: {name: guess_number, options: {n: 4, guesses: 2, demonstrator: random}}
-logging: {tensorboard: false}
+logging: {trackers: []}
 training:
   {batch_size: 16, eval_episodes: 16, eval_every: 1, num_epochs: 1, num_iters_per_epoch: 1,
    warm_start: {steps: 4, batch_size: 16, evaluate_every: null, stop_at_success: null}}

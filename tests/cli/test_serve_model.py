@@ -100,7 +100,7 @@ def test_a_checkpoint_is_served(tmp_path: Path) -> None:
         "training.batch_size=8",
         "training.eval_episodes=2",
         "training.warmup_steps=0",
-        "logging.tensorboard=false",
+        "logging.trackers=[]",
         "logging.run_name=run",
         f"logging.runs_dir={tmp_path}",
     ]

@@ -38,7 +38,7 @@ PLANTED: dict[str, list[Any]] = {
         {"sandbox": {"network": True}},
     ],
     "environment.eval_options": [{"url": "http://evil"}],
-    "logging.wandb": [True],
+    "logging.trackers": [["wandb"], ["tensorboard", "mlflow"]],
 }
 
 

@@ -42,7 +42,7 @@ READER = {
     "model.freeze_vision=true": "model.use_lora=false",
     "model.trust_remote_code=true": "model.local_path=/somewhere",
     "actors.close_after=3": "training.group_size=4",
-    "logging.wandb_project=mine": "logging.wandb=true",
+    "logging.project=mine": "logging.trackers=[wandb]",
     "logging.store_images=false": "logging.store_trajectories=true",
     "logging.store_learner_figures=false": "logging.store_trajectories=true",
 }

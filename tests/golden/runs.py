@@ -19,7 +19,7 @@ COMMON = (
     *("training.warm_start.learning_rate=1e-2", "training.warm_start.stop_at_success=null"),
     "training.warm_start.evaluate_every=null",
     *("model.tiny.hidden_size=32", "model.tiny.intermediate_size=64", "model.tiny.vision_hidden_size=32"),
-    *("model.device=cpu", "logging.run_name=run", "logging.tensorboard=false"),
+    *("model.device=cpu", "logging.run_name=run", "logging.trackers=[]"),
 )
 SCREEN = ("environment.options.palette=[red, green]", "environment.options.buttons=2", "environment.options.jitter=0")
 STEADY = "training.warm_start.learning_rate=3e-3"

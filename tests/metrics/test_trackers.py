@@ -1,4 +1,4 @@
-"""What TensorBoard and Weights & Biases get."""
+"""What TensorBoard and Weights & Biases get. MLflow and Trackio are tried whole in tests/clients."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uirl.errors import StorageError
-from uirl.metrics import MetricsLogger, TensorBoardTracker, WandbTracker, read_metrics
+from uirl.metrics import TRACKERS, MetricsLogger, TensorBoardTracker, WandbTracker, read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def test_the_steps_of_a_phase_are_an_axis_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("module", "make", "remedy"),
     [
-        ("wandb", lambda: WandbTracker("project", "run", {}), r"uirl\[wandb\]"),
+        *((name, lambda name=name: TRACKERS[name]("project", "run", {}), rf"uirl\[{name}\]") for name in TRACKERS),
         ("tensorboard.compat.proto", lambda: TensorBoardTracker("tb"), "pip install tensorboard"),
     ],
 )
@@ -129,6 +129,21 @@ def test_wandb_gets_rows_without_missing_values(monkeypatch):
         {"step": 3, "loss": 1.0},
         "finished",
     ]
+
+
+def test_a_server_of_others_that_is_down_ends_no_run(tmp_path, caplog):
+    class Down:
+        def log(self, *_):
+            raise ConnectionError("no route to host")
+
+        def close(self):
+            raise ConnectionError("no route to host")
+
+    with MetricsLogger(tmp_path / "m.jsonl", trackers=[Down(), TensorBoardTracker(tmp_path / "tb")]) as logger:
+        logger.log(1, {"loss": 2.0})
+    assert scalars(tmp_path / "tb") == {"loss": [(1, 2.0)]}
+    assert [row["loss"] for row in read_metrics(tmp_path / "m.jsonl")] == [2.0]
+    assert caplog.text.count("no route to host") == 2
 
 
 def test_the_metrics_load_no_torch(tmp_path):

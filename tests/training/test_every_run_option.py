@@ -57,8 +57,7 @@ ELSEWHERE = {
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
     "inference.sleep": "tests/training/test_sleep.py, tests/inference/vllm/test_sleep.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
-    "logging.wandb": "tests/metrics/test_trackers.py; the package may be missing",
-    "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",
+    "logging.trackers": "tests/metrics/test_trackers.py; the package may be missing",
     "model.adapter_path": "tests/learner/test_adapter_folder.py",
     "model.quantization": "tests/learner/test_quantized.py; the package may be missing",
     "training.optimizer": "tests/learner/test_adamw_8bit.py; the package may be missing",
@@ -94,7 +93,7 @@ RUN = [
     "inference.max_tokens=4",
     *("training.batch_size=4", "training.minibatches=1", "training.num_epochs=1", "training.num_iters_per_epoch=2"),
     *("training.eval_every=null", "training.eval_episodes=2", "training.warm_start.enabled=false"),
-    *("logging.tensorboard=false", "logging.run_name=run", "checkpoint.save_interval=null"),
+    *("logging.trackers=[]", "logging.run_name=run", "checkpoint.save_interval=null"),
 ]
 WARM = [
     "training.warm_start.enabled=true",
@@ -151,7 +150,7 @@ VALUES: dict[str, list[Any]] = {
     "curriculum.schedule_start": [0.5],
     "curriculum.min_attempts_per_task": [6],
     "logging.runs_dir": ["elsewhere"],
-    "logging.wandb_project": ["mine"],
+    "logging.project": ["mine"],
     "model.tiny.vocab_size": [300],
     "model.tiny.words": [["zebra"]],
 }
@@ -173,7 +172,7 @@ OF_ENGINES = {
     "model.lora.r": ["vllm", "sglang"],
 }
 """Key -> backends that read it, beside or instead of the embedded one."""
-ONLY_REFUSED = {"inference.weights_dir", "model.attn_implementation", "logging.wandb_project"} | {
+ONLY_REFUSED = {"inference.weights_dir", "model.attn_implementation", "logging.project"} | {
     f"ray.{name}" for name in ("nnodes", "gpus_per_node")
 }
 """Keys that this machine can only see refused: another engine, a real checkpoint, a tracker or verl reads them."""

@@ -35,7 +35,7 @@ def settings(folder: Path, **training: Any) -> ConfigStore:
     config.model.tiny.intermediate_size = 64
     config.logging.runs_dir = str(folder)
     config.logging.run_name = "run"
-    config.logging.tensorboard = False
+    config.logging.trackers = ()
     config.inference.max_tokens = 4
     config.environment.name = "guess_number"
     config.environment.options = {"n": 4, "guesses": 2, "demonstrator": "random"}

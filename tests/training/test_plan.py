@@ -246,7 +246,7 @@ def test_a_run_says_and_saves_what_it_chose(
     config = ConfigStore().override(
         [
             *(f"model.local_path={tmp_path / 'checkpoint'}", LORA, "environment.name=guess_number"),
-            *("environment.options={n: 4, guesses: 2}", "inference.max_tokens=4", "logging.tensorboard=false"),
+            *("environment.options={n: 4, guesses: 2}", "inference.max_tokens=4", "logging.trackers=[]"),
             *("training.batch_size=4", "training.minibatches=1", "training.num_epochs=1"),
             *("training.num_iters_per_epoch=1", "training.eval_every=null", "training.eval_episodes=2"),
             f"logging.runs_dir={tmp_path}",

@@ -130,7 +130,7 @@ RUN = [
     *("training.warm_start={steps: 30, batch_size: 16, learning_rate: 0.01, evaluate_every: null}",),
     *("training.warm_start.stop_at_success=null", "training.batch_size=16", "training.num_epochs=1"),
     *("training.num_iters_per_epoch=2", "training.eval_every=null", "training.eval_episodes=4"),
-    *("logging.tensorboard=false", "logging.run_name=run", "checkpoint.save_interval=null"),
+    *("logging.trackers=[]", "logging.run_name=run", "checkpoint.save_interval=null"),
 ]
 
 

@@ -22,7 +22,7 @@ RUN = [
     *("environment.name=guess_number", "environment.options={n: 4, guesses: 2, demonstrator: random}"),
     *("inference.max_tokens=4", "training.batch_size=4", "training.minibatches=1", "training.eval_every=null"),
     *("training.num_epochs=1", "training.num_iters_per_epoch=2", "training.eval_episodes=2"),
-    *("training.warm_start.enabled=false", "logging.tensorboard=false", "logging.run_name=run"),
+    *("training.warm_start.enabled=false", "logging.trackers=[]", "logging.run_name=run"),
 ]
 GOAL = 'default: {contains: {of: text, value: "never written", no: decisive}}'
 

@@ -41,9 +41,11 @@ class Reach:
     """Text that matches this whole reaches nothing."""
 
     def harmless(self, value: Any) -> bool:
-        """Whether this value reaches nothing: numbers never do."""
+        """Whether this value, or each of a list, reaches nothing: numbers never do."""
         if not self.what or value is None or value is False or (isinstance(value, int | float) and value is not True):
             return True
+        if isinstance(value, list | tuple):
+            return all(map(self.harmless, value))
         return bool(self.unless) and isinstance(value, str) and re.fullmatch(self.unless, value) is not None
 
 

@@ -232,7 +232,10 @@ READ: dict[str, tuple[Condition, str]] = {
         ("logging.store_images", "logging.store_learner_figures"),
         (lambda config: config.logging.store_trajectories, "where logging.store_trajectories is true"),
     ),
-    "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
+    "logging.project": (
+        lambda config: not {"tensorboard"}.issuperset(config.logging.trackers),
+        "where logging.trackers names wandb, trackio or mlflow",
+    ),
     "actors.engines": (
         lambda config: config.inference.backend == "transformers",
         "by the backend transformers; the others have processes of their own",

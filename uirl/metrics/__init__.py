@@ -10,18 +10,32 @@ from uirl.metrics.reduction import (
     reduction_of,
 )
 from uirl.metrics.success_rate import by_instance, clustered_interval, mean_pass_at_k, pass_at_k, success_interval
-from uirl.metrics.trackers import PHASES, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
+from uirl.metrics.trackers import (
+    PHASES,
+    TRACKERS,
+    MetricsLogger,
+    MlflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+    read_metrics,
+    tracker_package,
+)
 
 __all__ = [
     "NONFINITE",
     "PHASES",
     "REDUCTION_OF_PREFIX",
     "REDUCTION_OF_SUFFIX",
+    "TRACKERS",
     "Metrics",
     "MetricsLogger",
+    "MlflowTracker",
     "Reduction",
     "TensorBoardTracker",
     "Tracker",
+    "TrackioTracker",
     "WandbTracker",
     "by_instance",
     "clustered_interval",
@@ -31,4 +45,5 @@ __all__ = [
     "read_metrics",
     "reduction_of",
     "success_interval",
+    "tracker_package",
 ]

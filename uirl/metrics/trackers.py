@@ -1,18 +1,24 @@
-"""Where rows of metrics go beside the file: TensorBoard and Weights & Biases."""
+"""Rows of metrics in a file, and where they go beside it: TensorBoard, Weights & Biases, Trackio, MLflow."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import logging
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from uirl.errors import StorageError
 from uirl.metrics.reduction import plain_row
 from uirl.runtime.files import storage_errors, write_atomically
+from uirl.runtime.limits import clip
+
+_LOG = logging.getLogger(__name__)
 
 
 class MetricsLogger:
@@ -38,7 +44,7 @@ class MetricsLogger:
             resume_after: Continue: rows of later steps are dropped (in one atomic replacement) before the first new
                 row, so that no step stands twice. None: a new file.
             phase_after: Phase -> its own step, after which its rows are dropped. None: they stay.
-            trackers: Get every row as well, and are closed with this logger.
+            trackers: Get every row as well, and are closed with this logger. A row that one cannot take is a warning.
         """
         self.path = Path(path)
         self._trackers = tuple(trackers)
@@ -65,7 +71,8 @@ class MetricsLogger:
             written = {"step": 0, "time": time.time(), f"{phase}/step": int(step), **row}
         _append(self._handle, (json.dumps(written, allow_nan=False) + "\n").encode(), self.path)
         for tracker in self._trackers:
-            tracker.log(step, row, phase)
+            with self._whatever_becomes_of(tracker):
+                tracker.log(step, row, phase)
         return row
 
     def close(self) -> None:
@@ -74,7 +81,19 @@ class MetricsLogger:
             os.close(self._handle)
             self._handle = None
             for tracker in self._trackers:
-                tracker.close()
+                with self._whatever_becomes_of(tracker):
+                    tracker.close()
+
+    @contextlib.contextmanager
+    def _whatever_becomes_of(self, tracker: Tracker) -> Iterator[None]:
+        """Warn where a tracker fails: the server of somebody else is no reason to lose a run. A full disk is."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            said = clip(f"{type(error).__name__}: {error}", 300)
+            _LOG.warning("%s did not take what %s holds: %s", type(tracker).__name__, self.path, said)
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +181,7 @@ class TensorBoardTracker:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise ImportError("logging.tensorboard=true needs a package: pip install tensorboard") from error
+            raise ImportError("logging.trackers names tensorboard: pip install tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._write_to, self._folder = EventFileWriter, Path(folder)
         self._writers: dict[str, Any] = {}
@@ -204,27 +223,16 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Send rows to Weights & Biases. Raises ImportError without `wandb`."""
+    """Send rows to Weights & Biases."""
 
     def __init__(self, project: str, run_name: str, config: Mapping[str, Any], *, resume: bool = False) -> None:
-        """Start the run `run_name` of `project`; with `resume`, continue it."""
-        self._run = self.package().init(
+        """Start the run `run_name` of `project`; with `resume`, continue it. Raises ImportError without `wandb`."""
+        self._run = tracker_package("wandb").init(
             project=project, name=run_name, id=run_name, config=dict(config), resume="allow" if resume else None
         )
         # W&B's own step never goes back, so that neither a second axis nor a resumed run could be drawn over it
         for prefix in ("", *(f"{phase}/" for phase in PHASES)):
             self._run.define_metric(f"{prefix}*", step_metric=f"{prefix}step")
-
-    @staticmethod
-    def package() -> Any:
-        """Import the module `wandb`. Raises an ImportError that says how to install it."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError(
-                "logging.wandb=true needs a package: pip install 'uirl[wandb]', or set logging.wandb=false"
-            ) from error
-        return wandb
 
     def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
         axis = "step" if phase is None else f"{phase}/step"
@@ -232,3 +240,58 @@ class WandbTracker:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class TrackioTracker:
+    """Send rows to Trackio: to this machine, or where `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` says. What a resumed
+    run repeats stands twice."""
+
+    def __init__(self, project: str, run_name: str, config: Mapping[str, Any], *, resume: bool = False) -> None:
+        """Start the run `run_name` of `project`; with `resume`, continue it. Raises ImportError without `trackio`."""
+        trackio = tracker_package("trackio")
+        self._run = trackio.init(
+            project=project, name=run_name, config=dict(config), resume="allow" if resume else "never", embed=False
+        )
+
+    def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
+        self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """Send rows to MLflow, where `MLFLOW_TRACKING_URI` says. What a resumed run repeats stands twice."""
+
+    def __init__(self, project: str, run_name: str, config: Mapping[str, Any], *, resume: bool = False) -> None:
+        """Start the run `run_name` of the experiment `project`; with `resume`, continue it. Raises ImportError without
+        `mlflow`."""
+        self._mlflow = mlflow = tracker_package("mlflow")
+        experiment = mlflow.set_experiment(project).experiment_id
+        self._client = client = mlflow.MlflowClient()
+        named = f"attributes.run_name = '{run_name}'"
+        found = client.search_runs([experiment], named, max_results=1) if resume else []
+        self._id = (found[0] if found else client.create_run(experiment, run_name=run_name)).info.run_id
+        client.update_run(self._id, status="RUNNING")
+        client.log_dict(self._id, dict(config), "config.json")
+
+    def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
+        values = {re.sub(r"[^\w./ -]", "_", name): value for name, value in row.items() if value is not None}
+        self._mlflow.log_metrics(values, step=step, run_id=self._id)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+TRACKERS = {"wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker}
+"""What `logging.trackers` may name beside TensorBoard -> who sends rows there."""
+
+
+def tracker_package(name: str) -> Any:
+    """Import the module `name`. Raises an ImportError that says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"logging.trackers names {name}, which needs a package: pip install 'uirl[{name}]' ({error})"
+        ) from error

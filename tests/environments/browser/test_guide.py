@@ -51,7 +51,7 @@ def test_the_files_it_names_train_where_they_were_saved(
     warm = (
         "training.warm_start={demonstrations: 2, batch_size: 2, steps: 1, evaluate_every: null, stop_at_success: null}"
     )
-    assert main(["train", str(project / "shop.yaml"), *short, warm, "logging.tensorboard=false"]) == 0
+    assert main(["train", str(project / "shop.yaml"), *short, warm, "logging.trackers=[]"]) == 0
     assert "stopped because" in capsys.readouterr().out
     assert main(["eval", "runs/shop", "--episodes", "2"]) == 0
     assert main(["export", "runs/shop", "--to", "hf"]) == 0

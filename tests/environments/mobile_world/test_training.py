@@ -28,7 +28,7 @@ TINY = [
     "training.eval_episodes=2",
     "training.learning_rate=1.0e-3",
     "environment.eval_options={}",
-    "logging.tensorboard=false",
+    "logging.trackers=[]",
     "logging.run_name=phones",
 ]
 

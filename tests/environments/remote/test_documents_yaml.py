@@ -25,7 +25,7 @@ SHORT = [
     "training.num_iterations=2",
     "training.eval_episodes=4",
     "training.eval_every=null",
-    "logging.tensorboard=false",
+    "logging.trackers=[]",
 ]
 
 

@@ -84,7 +84,7 @@ def test_a_run_on_the_scripts_servers_of_which_one_is_killed(tmp_path: Path) -> 
             "training.eval_episodes=8",
             "training.eval_every=null",
             "training.warm_start.enabled=false",
-            "logging.tensorboard=false",
+            "logging.trackers=[]",
             f"logging.runs_dir={tmp_path}",
             "logging.run_name=run",
         ]

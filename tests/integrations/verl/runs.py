@@ -66,7 +66,7 @@ def config(runs_dir: Path, *overrides: str) -> ConfigStore:
         [
             f"logging.runs_dir={runs_dir}",
             "logging.run_name=run",
-            "logging.tensorboard=false",
+            "logging.trackers=[]",
             "model.device=cpu",
             "model.tiny.hidden_size=64",
             "model.tiny.intermediate_size=96",

@@ -258,7 +258,7 @@ def test_the_file_of_the_document_is_read_as_it_stands() -> None:
     training = ours.training
     assert (training.num_epochs, training.gamma, training.lam, training.clip_range) == (10, 0.99, 0.95, (0.2, 0.2))
     assert (training.batch_size, training.episodes_per_group, ours.inference.temperature) == (32, 1, 0.7)
-    assert (ours.logging.wandb_project, ours.logging.run_name) == ("my_project", "experiment_1")
+    assert (ours.logging.project, ours.logging.run_name) == ("my_project", "experiment_1")
 
 
 @pytest.mark.verl

@@ -209,7 +209,7 @@ from tests.training.channels.conformance import probe_config
 config = probe_config(sys.argv[1], ray={"use_ray": True, "num_actors": 2, "actor_cpus": 0.25})
 config.training.num_epochs, config.training.num_iters_per_epoch = 1, 1000
 config.training.eval_episodes, config.training.eval_every = 2, None
-config.logging.runs_dir, config.logging.tensorboard = sys.argv[1] + "/runs", False
+config.logging.runs_dir, config.logging.trackers = sys.argv[1] + "/runs", ()
 RayPPOTrainer(config).fit()
 """
 

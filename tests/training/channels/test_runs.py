@@ -80,7 +80,7 @@ def config_of(folder: Path, environment: dict[str, Any], **changes: dict[str, An
         },
         "actors": {"processes": 2},
         "rollout": {"parallel": 8},
-        "logging": {"runs_dir": str(folder / "runs"), "run_name": "run", "tensorboard": False},
+        "logging": {"runs_dir": str(folder / "runs"), "run_name": "run", "trackers": []},
     }
     for section, keys in changes.items():
         values[section] = {**values.get(section, {}), **keys}

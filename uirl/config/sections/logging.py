@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -25,12 +25,15 @@ class LoggingConfig(Section):
     """Folder of all runs."""
     print_every: Count = 1
     """Updates between lines of progress."""
-    tensorboard: bool = True
-    """Also write TensorBoard events to the run directory; where the package is missing, the run says so and goes on."""
-    wandb: Annotated[bool, Reach("an address")] = False
-    """Also send metrics to Weights & Biases; an error where the package is missing."""
-    wandb_project: Words = "uirl"
-    """Project there."""
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...],
+        Field(strict=False),
+        Reach("an address", unless="tensorboard"),
+    ] = ("tensorboard",)
+    """Where metrics go beside metrics.jsonl. TensorBoard's events lie in the run directory, and are left out with a
+    line where the package is missing; the others know from variables of their own where to send, and must be there."""
+    project: Words = "uirl"
+    """Project (MLflow: experiment) there."""
     store_trajectories: bool = True
     """Keep every episode in the run directory: what was seen, sampled, decided, rewarded."""
     store_learner_figures: bool = True

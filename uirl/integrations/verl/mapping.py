@@ -201,9 +201,8 @@ MAPPED: dict[str, Key] = {
     "ray.address": _key("ray_kwargs.ray_init.address", _null_as(UNSET)),
     "ray.nnodes": _key("trainer.nnodes"),
     "ray.gpus_per_node": _key("trainer.n_gpus_per_node"),
-    "logging.wandb": _key("trainer.logger",
-        lambda v, c: ["console", *["wandb"] * v, *["tensorboard"] * c.logging.tensorboard]),
-    "logging.wandb_project": _key("trainer.project_name"),
+    "logging.trackers": _key("trainer.logger", lambda v, c: ["console", *v]),
+    "logging.project": _key("trainer.project_name"),
     "logging.run_name": _key("trainer.experiment_name", lambda v, c: c.environment.label if v is None else v,
         _as_it_is),
 }  # fmt: skip
@@ -231,7 +230,6 @@ logging.runs_dir logging.store_trajectories logging.store_images | our record be
 curriculum training.eval_episodes | our dataset
 inference.engine_options | actor_rollout_ref.rollout.engine_kwargs, under the name of the engine
 algorithm.skip_dead_groups | verl refills the batch without limit: see algorithm.max_resamples
-logging.tensorboard | goes with logging.wandb into trainer.logger
 """
 )
 """Our key, or a whole section -> who reads it in place of a key of verl's."""

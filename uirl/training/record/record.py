@@ -15,7 +15,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError, JudgeFailure, StorageError
 from uirl.images import ImageStore
 from uirl.learner.steps import OnLearned
-from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
+from uirl.metrics import TRACKERS, Metrics, MetricsLogger, TensorBoardTracker, Tracker, read_metrics, tracker_package
 from uirl.runtime.files import write_atomically
 from uirl.runtime.terminal import short
 from uirl.storage import TrajectoryStore, origin_of
@@ -40,11 +40,11 @@ class RunRecord:
         """Begin the run of `config` or, with `checkpoint.resume`, continue it; what of its config has changed is said.
         Raises StorageError, and ConfigError for a tracker that is not installed and where there is no run to
         continue."""
-        if config.logging.wandb:
-            try:
-                WandbTracker.package()
-            except ImportError as error:
-                raise ConfigError(str(error)) from error
+        try:
+            for name in TRACKERS.keys() & config.logging.trackers:
+                tracker_package(name)
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
         self.directory, changes = open_run(config)
         for change in changes:
             say(f"changed since {self.directory.name} was last started: {change}")
@@ -189,17 +189,15 @@ class RunRecord:
     def _trackers(self, resume_after: int | None, phases: Mapping[str, int]) -> list[Tracker]:
         logging = self._config.logging
         trackers: list[Tracker] = []
-        if logging.tensorboard:
+        if "tensorboard" in logging.trackers:
             if importlib.util.find_spec("tensorboard") is None:
                 say("tensorboard is not installed, so there are no event files (metrics.jsonl has everything)")
             else:
                 folder = self.directory.tensorboard
                 trackers.append(TensorBoardTracker(folder, resume_after=resume_after, phase_after=phases))
-        if logging.wandb:
-            resume = resume_after is not None
-            trackers.append(
-                WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
-            )
+        name, values = self.directory.name, self._config.to_dict()
+        for tracker in (TRACKERS[kind] for kind in logging.trackers if kind in TRACKERS):
+            trackers.append(tracker(logging.project, name, values, resume=resume_after is not None))
         return trackers
 
 

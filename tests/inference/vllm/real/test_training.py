@@ -35,7 +35,7 @@ def train(tmp_path: Path, steps: int, *more: str, reward_fn: RewardFunction | No
             "training.eval_episodes=16",
             "training.warm_start.steps=60",
             "training.warm_start.evaluate_every=null",
-            "logging.tensorboard=false",
+            "logging.trackers=[]",
             f"logging.runs_dir={tmp_path}",
             *more,
         ],
