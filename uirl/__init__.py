@@ -69,7 +69,7 @@ _HOME = {
     "uirl.verification": "FineGrainedTrajectoryAnalyzer HybridVerifier JudgeQuality RuleBook",
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
-        "Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
+        "Callback Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
         "measure preflight"
     ),
 }

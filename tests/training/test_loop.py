@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,16 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.rollout.worlds import Countdown, Fragile
-from uirl import ConfigStore, GuessNumberEnvironment, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl import (
+    Callback,
+    ConfigStore,
+    EvaluationReport,
+    GuessNumberEnvironment,
+    RayPPOTrainer,
+    RLTrainer,
+    TrajectoryStore,
+    read_metrics,
+)
 from uirl.config.sections.training import Estimator
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
@@ -371,6 +381,39 @@ def test_an_environment_that_was_an_object_is_not_mistaken_for_the_one_that_is_n
     assert measure(tmp_path / "run", episodes=16, environment=game).success == summary["success_after"]
     named = ["environment.name=guess_number", "environment.options={n: 3, guesses: 2}"]
     assert measure(tmp_path / "run", episodes=16, overrides=named).success == summary["success_after"]
+
+
+def test_a_callback_sees_what_happens_and_ends_the_run(tmp_path: Path) -> None:
+    class Told(Callback):
+        enough = 2
+
+        def __init__(self) -> None:
+            self.of: list[Any] = []
+
+        def on_evaluate(self, trainer: RLTrainer, label: str, report: EvaluationReport) -> None:
+            self.of.append((label, report.episodes))
+
+        def on_save(self, trainer: RLTrainer, folder: Path) -> None:
+            assert any(folder.iterdir())
+            self.of.append(folder.name)
+
+        def on_step(self, trainer: RLTrainer, step: int, row: Mapping[str, float | None]) -> str | None:
+            assert trainer.run_path is not None
+            assert read_metrics(trainer.run_path / "metrics.jsonl")[-1]["reward"] == row["reward"]
+            self.of.append(step)
+            return "enough" if step == self.enough else None
+
+    told = Told()
+    config = settings(tmp_path, eval_every=2).override(
+        ["checkpoint.save_interval=null", "checkpoint.save_seconds=null"]
+    )
+    trainer = RayPPOTrainer(config, callbacks=[told])
+    summary = trainer.fit(9, 1)
+    assert (summary["stopped_because"], summary["steps"]) == ("enough", 2)
+    assert told.of == [("before", 16), "step_000000", 1, ("eval@2", 16), 2, ("after@2", 16), "step_000002"]
+    told.enough = 0
+    assert trainer.fit(3, 1)["steps"] == 3
+    trainer.cleanup()
 
 
 def test_nothing_to_measure_is_said(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from uirl.training.channels.local import LocalChannel
 from uirl.training.checks.preflight import Finding, preflight
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, report_on
 from uirl.training.evaluation.measure import measure
-from uirl.training.loop import RayPPOTrainer, RLTrainer
+from uirl.training.loop import Callback, RayPPOTrainer, RLTrainer
 from uirl.training.tasks.curriculum import CurriculumTasks
 from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
 from uirl.training.trainer import Trainer
 
 __all__ = [
+    "Callback",
     "Channel",
     "CurriculumTasks",
     "EvaluationReport",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,31 @@ from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 
 
+class Callback:
+    """Hears what happens in a run; override what you need.
+
+    The run waits for each call, and what a call raises ends it like any error: `fit` or --resume goes on from there.
+    """
+
+    def on_step(self, trainer: RLTrainer, step: int, row: Mapping[str, float | None]) -> str | None:
+        """Hear that update `step` is done, evaluated and saved where it was time to; `row` is its line in
+        metrics.jsonl. Return why the run shall end here, in words for its summary; None: it goes on."""
+
+    def on_evaluate(self, trainer: RLTrainer, label: str, report: EvaluationReport) -> None:
+        """Hear how an evaluation of the run went. `label`: of its stored episodes, 'before', 'eval@3' or 'after@9'."""
+
+    def on_save(self, trainer: RLTrainer, folder: Path) -> None:
+        """Hear that a checkpoint was written to `folder`."""
+
+
 class RLTrainer:
     """Trains a policy in an environment, as the config says; the algorithm is `training.adv_estimator`.
 
     `environment` None: the one the config names. `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` gives
     the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: those the config names,
     else the environment's own. `eval_dataset`: the tasks of every evaluation; None: those the config names or chooses
-    (`environment.eval_tasks`, `eval_options`), else the training tasks on instances of other seeds.
+    (`environment.eval_tasks`, `eval_options`), else the training tasks on instances of other seeds. `callbacks` are
+    told of updates, evaluations and checkpoints, and may end the run.
     """
 
     def __init__(
@@ -65,6 +83,7 @@ class RLTrainer:
         policy: Policy | None = None,
         tasks: TaskSource | None = None,
         eval_dataset: Iterable[Any] | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         if not isinstance(config, ConfigStore):
             raise ConfigError(
@@ -89,6 +108,9 @@ class RLTrainer:
         self._record: RunRecord | None = None
         self._interrupt = Interrupt()
         self._saver = Saver(config.checkpoint)
+        self._callbacks = tuple(callbacks)
+        self._asked_to_end: str | None = None
+        """By a callback, and why."""
         self._state = RunState()
         self._restored = False
         self._closed = False
@@ -165,6 +187,7 @@ class RLTrainer:
 
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         self._interrupt.clear()
+        self._asked_to_end = None
         channel = channel_of(self._parts)
         channel.on_finished = self._write_down
         try:
@@ -207,7 +230,7 @@ class RLTrainer:
         state.ledger.drop(list(state.ledger.in_flight), "interrupted")  # by the run that this one continues
         flow = Flow(channel, self.tasks, self.config.actors, self.learner.settings, state)
         with self._parts.images.holding():  # pictures go with the update that learned from them
-            while state.pending is not None or (reason := state.stop_reason(self.config.training, goal)) is None:
+            while state.pending is not None or (reason := self._stop_reason(goal)) is None:
                 if state.pending is None:
                     row = await self._step(flow, per_epoch, earlier + time.perf_counter() - started)
                     state.pending = plain_row(row)
@@ -215,6 +238,9 @@ class RLTrainer:
                 await self._after_step(goal, per_epoch)
             await flow.give_up("run ended")
         return await self._finish(channel, reason)
+
+    def _stop_reason(self, goal: int) -> str | None:
+        return self._state.stop_reason(self.config.training, goal) or self._asked_to_end
 
     async def _step(self, flow: Flow, per_epoch: int, elapsed: float) -> dict[str, Any]:
         """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
@@ -315,6 +341,8 @@ class RLTrainer:
         interval = self.config.checkpoint.save_interval
         if better or (interval is not None and step % (interval * per_epoch) == 0) or self._saver.due():
             self._save()
+        for callback in self._callbacks:
+            self._asked_to_end = callback.on_step(self, step, written) or self._asked_to_end
 
     async def _finish(self, channel: Channel, reason: str) -> dict[str, Any]:
         """Play the last evaluation and the controls; write picture, checkpoint and summary."""
@@ -355,8 +383,12 @@ class RLTrainer:
                 trained=self._state.trained,
             )
             parts.engine.stats()
-            if label is not None and not self._open_record().holds(label):
+            if label is None:
+                return report
+            if not self._open_record().holds(label):
                 self._open_record().add(report.trajectories, step=self._state.step, split=split)
+        for callback in self._callbacks:
+            callback.on_evaluate(self, label, report)
         return report
 
     def _write_down(self, trajectory: Trajectory) -> None:
@@ -394,7 +426,11 @@ class RLTrainer:
 
     def _save(self) -> Path:
         """Save the run as it is and return the checkpoint; where one holds that already, that."""
-        return self._saver.save(self._open_record().checkpoints, self.learner, self._state, self._extra)
+        newest = self._saver.newest
+        folder = self._saver.save(self._open_record().checkpoints, self.learner, self._state, self._extra)
+        for callback in self._callbacks if self._saver.newest is not newest else ():
+            callback.on_save(self, folder)
+        return folder
 
     def _keep_interrupted(self) -> None:
         """Save the run at the boundary where it was interrupted, and forget the episodes that came after it."""
