@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
+import huggingface_hub
+import numpy as np
 import pytest
+import yaml
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.cli.conftest import QUICK
 from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.config.stored import remember
+from uirl.images import Screenshot, screenshot
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Action, Observation, Task, Trajectory, Turn
 
@@ -88,10 +99,14 @@ def test_episodes_are_those_of_training_that_were_solved(
     assert written == {e.id for e in episodes if e.split == "train" and e.success and e.failure is None}
 
 
-def played(folder: Path, environment: str, options: dict[str, object], **inference: object) -> Path:
+def played(
+    folder: Path, environment: str, options: dict[str, object], pictures: Sequence[Screenshot] = (), **inference: object
+) -> Path:
     """A run directory with one solved episode of two replies."""
     config = ConfigStore.from_dict({"environment": {"name": environment, "options": options}, "inference": inference})
-    turns = [Turn(Observation(text), action=Action(reply)) for text, reply in (("one", "1"), ("two", "2"))]
+    turns = [
+        Turn(Observation(text, tuple(pictures)), action=Action(reply)) for text, reply in (("one", "1"), ("two", "2"))
+    ]
     RunDirectory.create(folder, config.to_yaml()).close()
     remember(config.to_dict())
     with TrajectoryStore(folder / "trajectories.sqlite") as store:
@@ -177,3 +192,153 @@ def test_what_is_no_run_is_told(
     monkeypatch.chdir(tmp_path)
     assert main(["export", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+class HubStandIn(ThreadingHTTPServer):
+    """The part of the hub's API that a push needs: repositories, commits, and large files by LFS."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.private: dict[str, bool] = {}
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.large: dict[str, bytes] = {}
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    server: HubStandIn
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        kind, _, name = self.path.removeprefix("/api/").partition("/")
+        private = self.server.private.get(f"{kind}/{name}")
+        if private is None:
+            return self.answer({"error": "Not found"}, 404)
+        self.answer({"id": name, "private": private, "siblings": [], "sha": "0" * 40, "tags": [], "downloads": 0})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.large[hashlib.sha256(body).hexdigest()] = body
+        self.answer({})
+
+    def do_POST(self) -> None:
+        hub, body = self.server, self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Authorization") != "Bearer hf_right":
+            self.answer({"error": "Invalid credentials"}, 401)
+        elif self.path == "/api/repos/create":
+            asked = json.loads(body)
+            kind, name = f"{asked.get('type', 'model')}s", f"{asked.get('organization', 'me')}/{asked['name']}"
+            hub.private.setdefault(f"{kind}/{name}", asked.get("private", asked.get("visibility") == "private"))
+            self.answer({"url": f"{hub.url}/{'datasets/' * (kind == 'datasets')}{name}"})
+        elif self.path == "/api/validate-yaml":
+            assert yaml.safe_load(json.loads(body)["content"].split("---")[1])
+            self.answer({"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            files = [file["path"] for file in json.loads(body)["files"]]
+            modes = ("lfs" if path.endswith("safetensors") else "regular" for path in files)
+            told = [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in zip(files, modes, strict=True)]
+            self.answer({"files": told})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**wanted, "actions": {"upload": {"href": f"{hub.url}/lfs/{wanted['oid']}"}}}
+                for wanted in json.loads(body)["objects"]
+            ]
+            self.answer({"transfer": "basic", "objects": objects})
+        elif "/commit/" in self.path:
+            name = self.path.removeprefix("/api/").partition("/commit/")[0]
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    hub.files.setdefault(name, {})[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    hub.files.setdefault(name, {})[value["path"]] = hub.large[value["oid"]]
+            self.answer(
+                {"commitUrl": f"{hub.url}/{name.removeprefix('models/')}/commit/{'1' * 40}", "commitOid": "1" * 40}
+            )
+        else:
+            self.answer({"error": f"unknown {self.path}"}, 404)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+    with HubStandIn() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # its server is none of the API
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        yield server
+        server.shutdown()
+
+
+def test_a_policy_is_pushed_whole_with_its_card_and_private(
+    whole: Path, tmp_path: Path, hub: HubStandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "hf"
+    assert main(["export", str(whole), "--to", "hf", "--out", str(out), "--push", "me/screen"]) == 0
+    assert f"{hub.url}/me/screen" in capsys.readouterr().out
+    assert hub.private == {"models/me/screen": True}
+    assert hub.files["models/me/screen"] == {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
+    card, summary = ModelCard.load(out / "README.md"), json.loads((whole / "summary.json").read_text())
+    assert card.data.library_name == "transformers"
+    assert [result.metric_value for result in card.data.eval_results] == [summary["success_after"]]
+    assert f"| success on held-out instances | {100 * summary['success_after']:.1f} %" in card.text
+    # the figures are those of the last checkpoint, and of no other
+    early = exported(capsys, str(whole / "checkpoints" / "step_000000"), "--to", "hf", "--out", str(tmp_path / "early"))
+    card = ModelCard.load(early / "README.md")
+    assert card.data.eval_results is None
+    assert "was not measured" in card.text
+
+
+def test_episodes_are_pushed_with_their_pictures_and_card(
+    hub: HubStandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = played(tmp_path / "run", "guess_number", {}, pictures=[screenshot(np.zeros((8, 8, 3), np.uint8))])
+    assert main(["export", str(run), "--to", "sft", "--push", "me/episodes", "--public"]) == 0
+    assert hub.private == {"datasets/me/episodes": False}
+    there = hub.files["datasets/me/episodes"]
+    (line,) = map(json.loads, there["sft.jsonl"].splitlines())
+    assert sorted(there) == sorted({"README.md", "sft.jsonl", *line["images"]})
+    assert "\n1 example of what" in there["README.md"].decode()
+    assert "  data_files: sft.jsonl\n" in there["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "words", "told"),
+    [
+        ("me/there", "hf_right", [], "is public: everybody could read"),
+        ("me/new", "hf_wrong", [], "hf auth login"),
+        ("me/a/b", "hf_right", [], "is the name OWNER/NAME"),
+        (None, "hf_right", ["--public"], "add --push OWNER/NAME"),
+    ],
+)
+def test_a_push_that_cannot_be_is_told_before_anything_is_written(
+    whole: Path,
+    hub: HubStandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str | None,
+    token: str,
+    words: list[str],
+    told: str,
+) -> None:
+    hub.private["models/me/there"] = False
+    monkeypatch.setenv("HF_TOKEN", token)
+    pushed = ["--push", name] if name else []
+    assert main(["export", str(whole), "--to", "hf", "--out", str(tmp_path / "out"), *pushed, *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert hub.files == {}

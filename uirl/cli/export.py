@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uirl.cli.share import Hub, data_card, model_card
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure
-from uirl.runtime.files import require_plain
+from uirl.runtime.files import require_plain, write_atomically
 
 if TYPE_CHECKING:
     from uirl.storage.trajectories import TrajectorySummary
@@ -38,6 +39,8 @@ def add_command(commands: Any) -> None:
     export.add_argument(
         "--trust-remote-code", action="store_true", help="let Python code run that lies with the checkpoint's model"
     )
+    export.add_argument("--push", metavar="OWNER/NAME", help="send it to the hub of Hugging Face as well")
+    export.add_argument("--public", action="store_true", help="push: where everybody can read it (default: private)")
     export.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the run's config")
     export.set_defaults(run=_run)
 
@@ -46,14 +49,33 @@ def _run(options: argparse.Namespace) -> int:
     source = Path(options.path)
     if not source.exists():
         raise CheckpointError(f"{source} does not exist; expected a run directory or a checkpoint")
-    out = Path(options.out) if options.out is not None else None
+    if options.public and not options.push:
+        raise ConfigError("--public says how to push, and nothing is pushed; add --push OWNER/NAME")
+    out, kind = Path(options.out) if options.out is not None else None, "dataset" if options.to == "sft" else "model"
+    hub = Hub(options.push, kind, public=options.public) if options.push else None
     if options.to == "sft":
         told = {"each_reply": options.each_reply, "system_prompt": options.system_prompt}
-        print(export_episodes(source, out, options.overrides, **told))
+        written = export_episodes(source, out, options.overrides, **told)
     else:
         code = ["model.trust_remote_code=true"] if options.trust_remote_code else []
-        print(export_policy(source, options.to, out, [*options.overrides, *code]))
+        written = export_policy(source, options.to, out, [*options.overrides, *code])
+    print(written)
+    if hub is not None:
+        print(hub.push(_files(written), f"{options.to} of {source.resolve().name}"))
     return 0
+
+
+def _files(written: Path) -> dict[str, Path]:
+    """Return what belongs to an export: name in a repository -> file."""
+    if written.is_dir():
+        return {str(path.relative_to(written)): path for path in sorted(written.rglob("*")) if path.is_file()}
+    pictures = sorted(written.with_name(f"{written.stem}_images").glob("*"))
+    files = {str(path.relative_to(written.parent)): path for path in (written, *pictures)}
+    return files | {"README.md": _card_of(written)}
+
+
+def _card_of(file: Path) -> Path:
+    return file.with_name(f"{file.stem}_card.md")
 
 
 def export_policy(source: Path, kind: str, out: Path | None = None, overrides: Sequence[str] = ()) -> Path:
@@ -67,14 +89,17 @@ def export_policy(source: Path, kind: str, out: Path | None = None, overrides: S
         return _of_verl(source, kind, out)
     from uirl.config.stored import override_stored
     from uirl.learner import export_hf, export_peft, load_policy
-    from uirl.storage import run_of
+    from uirl.storage import RunDirectory, run_of
     from uirl.training.evaluation.measure import locate
 
     checkpoint, stored = locate(source)
     config = override_stored(stored, overrides, run_of(source) or source, section=("model.", "checkpoint."))
-    policy = load_policy(checkpoint, model=config.model)
+    policy, run = load_policy(checkpoint, model=config.model), run_of(source)
+    finished = run is not None and RunDirectory(run).summary_path.is_file()
+    summary = RunDirectory(run).read_json("summary.json") if run is not None and finished else None
     write = {"hf": export_hf, "peft": export_peft}[kind]
-    return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy)
+    card = model_card(stored.model, stored.environment.label, summary, checkpoint.name, kind)
+    return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy, card)
 
 
 def export_episodes(
@@ -85,7 +110,8 @@ def export_episodes(
     each_reply: bool = False,
     system_prompt: str | None = None,
 ) -> Path:
-    """Write the solved training episodes of a run and return the file; the held-out ones stay held out.
+    """Write the solved training episodes of a run and return the file, with a card beside it; the held-out ones stay
+    held out.
 
     Args:
         source: the run directory.
@@ -97,6 +123,7 @@ def export_episodes(
     Raises:
         ConfigError: there is no run, nothing was solved, or the run's environment cannot be asked for its prompt.
     """
+    from uirl.config import ConfigStore
     from uirl.storage import RunDirectory, TrajectoryStore, export_sft
 
     path = RunDirectory(source).trajectories_path
@@ -108,7 +135,9 @@ def export_episodes(
     with TrajectoryStore(path, read_only=True) as store:
         if not any(_imitated(episode) for episode in store.list()):
             raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
-        export_sft(store, target, _imitated, system_prompt=prompt or None, tools=tools, each_reply=each_reply)
+        written = export_sft(store, target, _imitated, system_prompt=prompt or None, tools=tools, each_reply=each_reply)
+    stored = ConfigStore.from_yaml(RunDirectory(source).config_path)
+    write_atomically(_card_of(target), data_card(stored.model, stored.environment.label, target, written))
     return target
 
 

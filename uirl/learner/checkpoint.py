@@ -208,22 +208,23 @@ def stored_model(folder: Path, *, trust_remote_code: bool | None = None) -> Mode
     return override_stored(ConfigStore.from_yaml(folder / _CONFIG), asked, folder, section=("model.",)).model
 
 
-def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
+def export_hf(folder: str | Path, learner: Learner | Policy, card: str | None = None) -> Path:
     """Return a folder that `from_pretrained` of HF and `load_model(local_path=...)` read: weights (adapters merged),
     config, tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all; an
-    earlier export is replaced. Raises CheckpointError where something else stands there."""
+    earlier export is replaced. `card`: its README.md. Raises CheckpointError where something else stands there."""
     policy = learner.policy if isinstance(learner, Learner) else learner
     target = Path(folder)
     require_own(target)
     with whole_folder(target) as work:
         save_merged(policy, work)
+        _write_card(work, card)
     return target
 
 
-def export_peft(folder: str | Path, policy: Policy) -> Path:
+def export_peft(folder: str | Path, policy: Policy, card: str | None = None) -> Path:
     """Return a folder that `PeftModel.from_pretrained` reads: the adapters alone. A built-in base model exists nowhere
-    else and goes along in `base/`, so that HF's auto classes find it. Raises CheckpointError for a policy without
-    adapters."""
+    else and goes along in `base/`, so that HF's auto classes find it. `card`: see `export_hf`. Raises CheckpointError
+    for a policy without adapters."""
     if policy.lora_config is None:
         raise CheckpointError("this policy has no adapters (model.use_lora was false); export its weights: --to hf")
     target, name = Path(folder).resolve(), policy.loaded.name
@@ -235,7 +236,13 @@ def export_peft(folder: str | Path, policy: Policy) -> Path:
         if built_in:
             policy.loaded.save_parts(work / "base", _without_adapters(policy))
         policy.loaded.tokenizer.save_pretrained(work)
+        _write_card(work, card)
     return target
+
+
+def _write_card(work: Path, card: str | None) -> None:
+    if card is not None:
+        (work / "README.md").write_text(card, encoding="utf-8")
 
 
 def save_merged(policy: Policy, folder: Path) -> None:
