@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from uirl.training.record import progress
 from uirl.training.record.board import Board
@@ -81,7 +82,8 @@ def test_what_is_waited_for_is_named() -> None:
     assert activity.line(activity.started + 23).endswith("23 s; waits for group a, ordered 40 s ago")
 
 
-def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
+def test_silence_is_ended_by_what_goes_on_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "IN_A_FILE", 0.0)
     watch = _Watch()
     watch.last_words, watch.busy_since = 100.0, 95.0
     assert watch.look(200.0) is None, "nothing goes on"
@@ -98,7 +100,8 @@ def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
     assert watch.look(130.0) is None, "a board shows it all the time"
 
 
-def test_many_short_pieces_of_work_are_heard_of_and_a_pause_is_no_work() -> None:
+def test_many_short_pieces_of_work_are_heard_of_and_a_pause_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "IN_A_FILE", 0.0)
     watch = _Watch()
     watch.last_words = watch.busy_since = 0.0
     for second in range(100, 125):
@@ -111,6 +114,44 @@ def test_many_short_pieces_of_work_are_heard_of_and_a_pause_is_no_work() -> None
             assert watch.look(second + 0.5) == f"step {second}, 0 s"
         watch.end(piece)
         watch.last_end = second + 0.9
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(False, [10, 70, 130]), (True, [*range(10, 190, 10)])])
+def test_a_file_gets_a_line_a_minute_of_what_a_terminal_shows(
+    terminal: bool, said: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "console", Console(force_terminal=terminal))
+    watch = _Watch()
+    watch.last_words = watch.busy_since = 0.0
+    watch.activities = [Activity("update 3", None)]
+    told = []
+    for second in range(190):
+        if watch.look(float(second)) is not None:
+            told.append(second)
+            watch.last_words = float(second)
+    assert told == said
+
+
+def test_the_lines_of_updates_say_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress.forget_failures()
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for step in range(1, 5):
+        now[0] += 10.0
+        progress.tell_step(step, 100, ROW, line=step != 3)
+    progress.tell_step(5, 100, ROW | {"time/elapsed": 120.0}, line=True, limit=150.0)
+    progress.tell_step(100, 100, ROW, line=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("ETA ")[2] if "ETA" in line else None for line in lines] == [
+        None,
+        "16:20",
+        "16:00",
+        "0:30",
+        None,
+    ]
+    progress.forget_failures()
 
 
 def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +174,7 @@ def test_why_attempts_fail_is_said_now_and_then(capsys: pytest.CaptureFixture[st
 def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = threading.Event()
     monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(progress, "IN_A_FILE", 0.0)
     monkeypatch.setattr(progress, "say", lambda line: heard.set() if line.startswith("a slow one") else None)
     with progress.doing("a slow one"):
         assert heard.wait(30)

@@ -84,12 +84,17 @@ class Board:
     over: bool = False
     """Nothing goes on any more: what stands there stays."""
 
-    def advance(self, what: str, done: int, total: int, *, limit: float | None = None, spent: float = 0.0) -> None:
-        """Note how far a stretch of work is. Another `what` begins another stretch."""
+    def advance(
+        self, what: str, done: int, total: int, *, limit: float | None = None, spent: float = 0.0
+    ) -> float | None:
+        """Note how far a stretch of work is, and return the seconds that are left of it (see `Progress.remaining`).
+        Another `what` begins another stretch."""
         if self.progress is None or self.progress.what != what:
             self.progress = Progress(what, done, total)
         self.progress.total, self.progress.limit, self.progress.spent = total, limit, spent
-        self.progress.advance(done, time.monotonic())
+        now = time.monotonic()
+        self.progress.advance(done, now)
+        return self.progress.remaining(now)
 
     def add(self, step: int, row: Mapping[str, Any], *, line: bool = True) -> None:
         """Note the numbers of an update. `line`: it gets a row of the table."""

@@ -18,7 +18,7 @@ from uirl.metrics import read_metrics
 from uirl.rollout.collector import EpisodePlayer
 from uirl.runtime.limits import clip
 from uirl.runtime.terminal import visible
-from uirl.training.record.board import Board
+from uirl.training.record.board import Board, clock
 from uirl.types import Failure, Trajectory
 
 console = Console(highlight=False)
@@ -26,6 +26,8 @@ console = Console(highlight=False)
 
 SILENCE = 10.0
 """Seconds after which a person is told what is being waited for."""
+IN_A_FILE = 60.0
+"""Least seconds between two lines of that where no terminal shows them: somebody reads them later, all of them."""
 PAUSE = 1.0
 """Pieces of work with a shorter pause between them are one stretch of work."""
 
@@ -88,8 +90,9 @@ class _Watch:
         self.last_words = self.busy_since = time.monotonic()
         self.last_end = -PAUSE
         self.activities: list[Activity] = []
-        self.news = FailureNews()
-        """Of the run that goes on."""
+        self.last_wait = -IN_A_FILE
+        self.news, self.pace = FailureNews(), Board()
+        """Of the run that goes on: what failed, and how fast it is (`board` says it where that is shown)."""
         self.board: Board | None = None
         """Where what goes on is shown all the time; None: it is said."""
         self.stop_board: Callable[[], None] = _nothing
@@ -121,11 +124,14 @@ class _Watch:
 
     def look(self, now: float) -> str | None:
         """Return the line to say now: about the newest activity, once nothing was said for `SILENCE` seconds of work,
-        be it one long piece or many short ones; else None."""
+        be it one long piece or many short ones; else None. Where that goes to a file, it is a line a minute."""
         with self._lock:
             current = self.activities[-1] if self.activities else None
         if current is None or self.board is not None or now - max(self.last_words, self.busy_since) < SILENCE:
             return None
+        if now - self.last_wait < IN_A_FILE and not console.is_terminal:
+            return None
+        self.last_wait = now
         return current.line(now)
 
     def _run(self, idle: threading.Event) -> None:
@@ -166,8 +172,8 @@ def leave_board() -> None:
 
 
 def forget_failures() -> None:
-    """Let the next failure be the first: another run begins."""
-    _watch.news = FailureNews()
+    """Let the next failure be the first, and nothing be known of how fast updates are: another run begins."""
+    _watch.news, _watch.pace = FailureNews(), Board()
 
 
 def tell_failure(failure: Failure) -> None:
@@ -184,12 +190,12 @@ def tell_progress(what: str, done: int, total: int) -> None:
 def tell_step(step: int, steps: int, row: Mapping[str, Any], *, line: bool, limit: float | None = None) -> None:
     """Tell the numbers of an update. `line`: it is time for a line; `limit`: seconds after which the run ends in any
     case, None: never."""
-    board = _watch.board
-    if board is not None:
-        board.advance("step", step, steps, limit=limit, spent=row["time/elapsed"])
+    board = _watch.board or _watch.pace
+    left = board.advance("step", step, steps, limit=limit, spent=row["time/elapsed"])
+    if _watch.board is not None:
         board.add(step, row, line=line)
     elif line:
-        say(step_line(step, steps, row))
+        say(step_line(step, steps, row) + ("" if left is None else f"  ETA {clock(left)}"))
 
 
 def tell_earlier(metrics: Path, every: int) -> None:
