@@ -122,7 +122,7 @@ test-vllm: .venv-vllm/.ready
 # what uirl offers, used by the programs of others: Gymnasium and its learners, TRL and the loaders of datasets, agents
 # written for OpenAI's API, OpenEnv's client, and the reference servers of MCP (with Node.js), in an environment of its own
 test-clients: .venv-clients/.ready
-	.venv-clients/bin/python -m pytest -m clients tests/clients
+	.venv-clients/bin/python -m pytest -m clients tests/clients tests/deploy
 
 .venv-clients/.ready: requirements-clients.txt requirements-mcp-servers.txt pyproject.toml
 	sh scripts/install_node.sh

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shtab
 
 from tests.cli.conftest import QUICK
 from tests.patience import PATIENCE
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore
 from uirl.cli.imports import make_importable
-from uirl.cli.main import main
+from uirl.cli.main import command_parser, main
 from uirl.config.stored import override_stored
 from uirl.environments import ENVIRONMENTS
 from uirl.errors import ConfigError
@@ -464,3 +465,29 @@ sys.exit(command.main())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (130, "uirl: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["tr"], ["train"]),
+        (["export", "--"], ["--push", "--to", "--out", "--public"]),
+        (["train", "my"], ["my.yaml", "my_runs"]),
+        (["export", "my"], ["my.yaml", "my_runs"]),
+        (["eval", "--json", "my"], ["my.yaml", "my_runs"]),
+        (["export", "--to", ""], ["hf", "peft", "sft"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(words: list[str], offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").touch()
+    (tmp_path / "my_runs").mkdir()
+    (tmp_path / "completion").write_text(shtab.complete(command_parser(), "bash"))
+    typed = " ".join(f"'{word}'" for word in ("uirl", *words))
+    script = f"""
+        source ./completion
+        COMP_WORDS=({typed}); COMP_CWORD={len(words)}
+        $(complete -p uirl | sed -E 's/.*-F ([^ ]+).*/\\1/') uirl "${{COMP_WORDS[-1]}}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(offered) <= set(done.stdout.split()), done.stderr

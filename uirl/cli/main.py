@@ -6,6 +6,7 @@ import argparse
 import atexit
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def _leave(status: int) -> NoReturn:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the typed options. Changes to the config may stand before and behind options; argparse reads one place."""
-    parser = _parser()
+    parser = command_parser()
     options, rest = parser.parse_known_args(arguments)
     changes = getattr(options, "overrides", None)
     if rest and (changes is None or any(word.startswith("-") for word in rest)):
@@ -80,7 +81,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
 
-def _parser() -> argparse.ArgumentParser:
+_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""How shtab has a shell complete names of files."""
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of `uirl`, from which shtab writes the completion of a shell."""
     parser = _Parser(prog="uirl", description="Reinforcement learning for agents that use things.")
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.set_defaults(run=lambda _: _help(parser))
@@ -127,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     serve_model.add_command(commands)
     verl.add_command(commands)
     view.add_command(commands)
+    for command in commands.choices.values():
+        for action in command._actions:
+            if re.match("RUN|config|FILE|PATH|FOLDER", str(action.metavar)):
+                action.complete = _FILES  # type: ignore[attr-defined]
     return parser
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.environments.remote.running import until
 from tests.patience import PATIENCE
-from uirl.cli.main import _parser
+from uirl.cli.main import command_parser
 
 ROOT = Path(__file__).parents[3]
 SCRIPT, UNIT, PAGE = (
@@ -142,7 +142,7 @@ def test_the_unit_serves_with_both_tokens() -> None:
     head = UNIT.read_text()
     (given,) = re.findall(r"^#   UIRL_ENV=(.*)$", head, re.MULTILINE)
     words = shlex.split(unit["Service"]["ExecStart"].replace("%i", "8000").replace("$UIRL_ENV", given))
-    options = _parser().parse_args(words[1:])
+    options = command_parser().parse_args(words[1:])
     assert (options.environment, options.port, options.host) == ("miniwob", 8000, "0.0.0.0")
     assert {options.token_env, options.grader_token_env} == TOKENS.keys()
     assert all(re.search(f"^#   {name}=", head, re.MULTILINE) for name in TOKENS)
@@ -150,4 +150,4 @@ def test_the_unit_serves_with_both_tokens() -> None:
 
 def test_the_command_of_the_page() -> None:
     (command,) = re.findall(r"environment_vm\.sh (--env .*)$", PAGE.read_text(), re.MULTILINE)
-    assert _parser().parse_args(["serve", *shlex.split(command)]).environment == "miniwob"
+    assert command_parser().parse_args(["serve", *shlex.split(command)]).environment == "miniwob"

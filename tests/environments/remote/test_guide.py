@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments.remote.running import serving
-from uirl.cli.main import _parser
+from uirl.cli.main import command_parser
 from uirl.config import load_config
 from uirl.environments import create_environment
 from uirl.environments.remote.server.settings import ServerSettings
@@ -52,7 +52,7 @@ def parsed(command: str) -> ServerSettings:
     """What a command line of `uirl serve` asks for; exits where it does not parse."""
     words = shlex.split(command.replace("%i", "8000"))
     assert words[0].endswith("uirl")
-    options = _parser().parse_args(words[1:])
+    options = command_parser().parse_args(words[1:])
     given = dict(text.split("=", 1) for text in options.options)
     create_environment(options.environment, {key: int(v) if v.isdecimal() else v for key, v in given.items()})
     return ServerSettings(

@@ -288,9 +288,9 @@ COMMANDS = sorted({line.strip() for page in PAGES for block in blocks(page, "bas
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if re.search(r"uirl verl --config configs/", line)])
 def test_a_command_of_the_pages_is_one(line: str) -> None:
-    from uirl.cli.main import _parser
+    from uirl.cli.main import command_parser
 
-    options = _parser().parse_args(shlex.split(line, comments=True)[1:])
+    options = command_parser().parse_args(shlex.split(line, comments=True)[1:])
     config, own, _ = load_verl_config(ROOT / options.config, options.overrides)
     check_placement(config)
     assert own.model.dtype == "bfloat16"
@@ -310,7 +310,7 @@ STUBS = {
 
 def test_the_script_for_slurm_joins_the_nodes_with_a_token_and_starts_the_run(tmp_path: Path) -> None:
     """Two nodes of four GPUs; where Ray finds fewer it ends. The run says its address of Ray and the token's mode."""
-    from uirl.cli.main import _parser
+    from uirl.cli.main import command_parser
 
     for name, body in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -326,7 +326,7 @@ def test_the_script_for_slurm_joins_the_nodes_with_a_token_and_starts_the_run(tm
     assert "Ray found 4 GPUs, expected 8 on 2 nodes" in few.stderr
     assert done.returncode == 0, done.stderr
     address, mode, *words = (tmp_path / "log").read_text().splitlines()
-    options = _parser().parse_args(words)
+    options = command_parser().parse_args(words)
     config, own, _ = load_verl_config(options.config, options.overrides)
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node, config.data.seed) == (2, 4, 1)
     assert own.ray.address == address == "10.0.0.1:6379"
