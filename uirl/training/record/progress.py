@@ -21,7 +21,7 @@ from uirl.runtime.terminal import visible
 from uirl.training.record.board import Board, clock
 from uirl.types import Failure, Trajectory
 
-console = Console(highlight=False)
+console = Console(highlight=False, force_jupyter=False)
 """Where everything is said."""
 
 SILENCE = 10.0
