@@ -307,10 +307,16 @@ def test_the_command_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None
     assert "not available" not in "".join(told)
 
 
-def test_an_environment_tells_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", [80, 160])
+def test_an_environment_tells_its_options(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["environments", "guess_number"]) == 0
     told = capsys.readouterr().out
-    assert "| `guesses` | whole number >= 1 | `3` | Tries in an episode. |" in told
+    assert max(map(len, told.splitlines())) == columns
+    (row,) = [line for line in told.splitlines() if line.startswith(" guesses")]
+    assert " ".join(row.split()).startswith("guesses whole number >= 1 3 Tries in an")
     assert main(["environments", "uirl.environments.tool_use.environment:ToolEnvironment"]) == 0
     assert "instructions, max_turns, registry" in capsys.readouterr().out
 

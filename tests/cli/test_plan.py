@@ -37,7 +37,7 @@ def test_what_nothing_makes_fit_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert last.endswith("take a smaller model or a larger GPU")
 
 
-@pytest.mark.parametrize("words", [["--gpu", "0GB"], ["--gpu", "80TB"], ["--picture", "720p"]])
+@pytest.mark.parametrize("words", [["--gpu", "0GB"], ["--gpu", "80TB"], ["--gpu", "4090"], ["--picture", "720p"]])
 def test_junk_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 2
     assert "expected" in capsys.readouterr().err

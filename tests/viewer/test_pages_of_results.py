@@ -22,7 +22,8 @@ SUMMARY = {
     "reward_before": 0.5,
     "reward_after": 0.75,
     "controls": {"constant_guess": 0.12},
-    "episodes": 1024,
+    "episodes": 704,
+    "ledger": {"trained": 208},
     "steps": 3,
     "train_seconds": 95.0,
     "stopped_because": "all epochs are done",
@@ -79,7 +80,7 @@ async def test_the_page_of_a_finished_run_begins_with_its_result(open_tab: OpenT
     await tab.goto("#/run/finished", theme)
     await tab.until("document.querySelector('.result') && document.querySelector('.figures dd')")
     said = (await tab.text(".result")).replace("\u2009", "")
-    words = ("55 % → 73 %", "[67.3, 78.1]", "constant_guess", "12 %", "1024 episodes", "all epochs are done")
+    words = ("55 % → 73 %", "[67.3, 78.1]", "constant_guess", "12 %", "208 of 704 episodes", "all epochs are done")
     assert [word for word in words if word not in said] == []
     assert await tab.ask("document.documentElement.scrollWidth") <= width
     assert await violations(tab) == []

@@ -295,14 +295,17 @@ def _environments(options: argparse.Namespace) -> int:
 
 
 def _options_of(name: str) -> int:
-    """Print the options of an environment, with types, defaults and meaning."""
+    """Print the options of an environment, with types, defaults and meaning, as wide as the terminal."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
     from uirl.config.reference import section_table
     from uirl.environments.options import ConfigurableEnvironment
     from uirl.environments.registry import environment_class, option_names
 
     kind = environment_class(name)
     if issubclass(kind, ConfigurableEnvironment):
-        print(section_table(kind.options_class).strip())
+        Console(highlight=False).print(Markdown(section_table(kind.options_class)))
     else:
         names = option_names(kind)
         print("any; it does not say which" if names is None else ", ".join(sorted(names)) or "none")

@@ -46,6 +46,6 @@ def _run(options: argparse.Namespace) -> int:
 def _bytes(text: str) -> int:
     """Read a size of memory as GPUs are sold by: 80GB are 80 x 2^30 bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)?", text, re.IGNORECASE)
-    if found is None or float(found[1]) == 0:
-        raise ConfigError(f"--gpu {text}: expected gigabytes, as in 80GB")
+    if found is None or not 0 < float(found[1]) <= 1024:  # 4090 is the name of one of 24GB
+        raise ConfigError(f"--gpu {text}: expected the gigabytes of one GPU, as in 80GB")
     return round(float(found[1]) * 2**30)

@@ -63,7 +63,7 @@ def _figures(summary: Mapping[str, Any] | None) -> str:
         "before reinforcement learning": percent(summary["success_before"]),
         **{f"control: {name}": f"{value:.3f}" for name, value in summary["controls"].items() if value is not None},
         "algorithm": summary["algorithm"],
-        "trained on": f"{summary['episodes']} episodes in {summary['steps']} updates",
+        "trained on": f"{summary['ledger']['trained']} episodes in {summary['steps']} updates",
         "ended because": summary["stopped_because"],
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

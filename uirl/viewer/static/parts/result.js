@@ -98,11 +98,17 @@ function Ended({ summary }) {
       ${fromTo(summary.reward_before, summary.reward_after ?? null, (value) => number(value, 3))}
     <//>
     <${Figure} name="trained on">
-      ${number(summary.episodes ?? null)} episodes
+      ${trainedOn(summary)} episodes
       ${typeof summary.train_seconds === "number" ? ` in ${duration(summary.train_seconds)}` : ""}
     <//>
     <${Figure} name="why it stopped">${summary.stopped_because ?? NONE}<//>
   `;
+}
+
+/** How many of the episodes that were played the updates learned from. */
+function trainedOn({ ledger, episodes }) {
+  const played = number(episodes ?? null);
+  return ledger && ledger.trained !== episodes ? `${number(ledger.trained)} of ${played}` : played;
 }
 
 /** The result of episodes that were recorded without training. */
