@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.cli.compare import combinations
 from uirl.cli.main import main
@@ -174,3 +178,21 @@ def test_a_sweep_trains_every_combination_once(
     assert capsys.readouterr().out.count("done before") == 4
     assert main(["sweep", "small.yaml", "inference.max_tokens=4", "model.model_name=nowhere", "--out", "bad"]) == 1
     assert "failed, see bad/run.log" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweep_that_is_stopped_stops_its_run_which_saves_and_begins_no_other(tmp_path: Path, sign: int) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL.replace("num_iters_per_epoch: 1", "num_iters_per_epoch: 100000"))
+    command = [sys.executable, "-m", "uirl", "sweep", "small.yaml", "seeds=0..1", "--out", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
+        rows, until = tmp_path / "out" / "seed-0" / "metrics.jsonl", time.monotonic() + PATIENCE
+        while not rows.is_file() or '"step": 2' not in rows.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        sweep.send_signal(sign)
+        told = sweep.communicate(timeout=PATIENCE)[0]
+    assert sweep.returncode != 0
+    assert "Traceback" not in told
+    assert "saved in" in (tmp_path / "out" / "seed-0.log").read_text()
+    assert not (tmp_path / "out" / "seed-1").exists()

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,7 @@ def _tell(paths: Sequence[Path], plot: Path) -> int:
 
 def _sweep(options: argparse.Namespace) -> int:
     from uirl.config import load_config
+    from uirl.runtime.event_loop import stops_as_ctrl_c
 
     config = path_of(options.config)
     folder = Path(options.out or f"runs/{Path(config).stem}-sweep")
@@ -83,6 +85,9 @@ def _sweep(options: argparse.Namespace) -> int:
     for name, values in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(values), "utf-8")
 
+    running: set[subprocess.Popen[bytes]] = set()
+    stopped = threading.Event()
+
     def train(name: str) -> bool:
         if (folder / name / "summary.json").is_file():
             print(f"{name}: done before", flush=True)
@@ -95,12 +100,26 @@ def _sweep(options: argparse.Namespace) -> int:
         ]
         print(f"{name}: begins", flush=True)
         with (folder / f"{name}.log").open("a") as log:
-            ended = subprocess.run([sys.executable, "-m", "uirl", "train", config, *words], stdout=log, stderr=log)
-        print(f"{name}: {'done' if ended.returncode == 0 else f'failed, see {log.name}'}", flush=True)
-        return ended.returncode == 0
+            command = [sys.executable, "-m", "uirl", "train", config, *words]
+            # in a session of its own: a run that hears Ctrl-C from the terminal and from here stops without saving
+            run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            running.add(run)
+            if stopped.is_set():
+                run.terminate()
+            status = run.wait()
+            running.discard(run)
+        print(f"{name}: {'done' if status == 0 else f'failed, see {log.name}'}", flush=True)
+        return status == 0
 
-    with ThreadPoolExecutor(options.parallel) as pool:
-        ended = dict(zip(runs, pool.map(train, runs), strict=True))
+    with stops_as_ctrl_c(), ThreadPoolExecutor(options.parallel) as pool:
+        try:
+            ended = dict(zip(runs, pool.map(train, runs), strict=True))
+        except KeyboardInterrupt:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in list(running):
+                run.terminate()  # it saves; the same sweep goes on with it
+            raise
     done = [folder / name for name, well in ended.items() if well]
     print()
     if done:
