@@ -44,7 +44,17 @@ from mutant_changes import ROOT, Mutant, mutants_of
 
 ALIVE = ("survived", "unreached")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.yaml")
-PYTEST = ["-q", "-s", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=line", "-m", "not verl and not vllm"]
+PYTEST = [
+    "-q",
+    "-s",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "addopts=",
+    "--tb=line",
+    "-m",
+    "not (verl or vllm or clients or actors or slow or real)",
+]
 
 
 class Reach:

@@ -66,8 +66,10 @@ def test_its_checkpoint_needs_the_folder_no_more(trained, images, tmp_path):
     saved = save_checkpoint(tmp_path / "step_1", learner, {})
     for path in folder.glob("adapter_*"):
         path.unlink()
-    ours, theirs = adapters_of(load_policy(saved)), adapters_of(learner.policy)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    theirs = adapters_of(learner.policy)
+    for model in (None, learner.config.model):
+        ours = adapters_of(load_policy(saved, model=model))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,7 @@ def test_full_fine_tuning_of_two_billion_needs_more_than_24_gib(
         (9, [LORA, "actors.staleness=1"], ["model.quantization=nf4", "actors.staleness=0"]),
         (12, [], None),
         (7, [*VLLM[:1], LORA, "inference.sleep=off"], None),
+        (12, [*VLLM[:1], "inference.sleep=2"], None),
     ],
 )
 def test_the_keys_that_help_are_found(published: Path, gib: float, changes: list[str], expected: Any) -> None:
