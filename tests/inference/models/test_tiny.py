@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import CheckpointError
-from uirl.inference.models.loading import load_model
+from uirl.inference.models.loading import BUILT_IN_MODELS, load_model
 from uirl.inference.models.tiny import build_tokenizer
 
 WORDS = ("olive", "magenta", "box.")
@@ -32,6 +34,20 @@ def test_words_come_from_the_configuration() -> None:
     store = ConfigStore.from_dict({"model": {"tiny": {"words": list(WORDS), "vocab_size": 560}}})
     tokenizer = load_model(store.model, seed=0).tokenizer
     assert all(len(tokenizer.tokenize(word)) == 1 for word in WORDS)
+
+
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
+def test_a_saved_model_reads_the_tokens_that_it_was_trained_on(name: str, tmp_path: Path) -> None:
+    loaded = load_model(ModelConfig(model_name=name, device="cpu"), seed=0)
+    loaded.save(tmp_path)
+    saved = load_model(ModelConfig(local_path=str(tmp_path), device="cpu")).tokenizer
+    page, call = (
+        '\n  button "prev" [1]\n\tIt\'s 12.5 %, "café"; 你',
+        '{"action":"click","target":"x y","x":12}</tool_call>',
+    )
+    text = page + call
+    assert saved.encode(text) == loaded.tokenizer.encode(text)
+    assert saved.decode(saved.encode(text)) == text
 
 
 def test_a_kernel_whose_package_is_missing_is_a_checkpoint_that_cannot_be_loaded(lm, tmp_path, monkeypatch) -> None:

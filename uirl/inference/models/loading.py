@@ -366,7 +366,9 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         AutoModelForImageTextToText,
         AutoTokenizer,
         GenerationConfig,
+        PreTrainedTokenizerFast,
     )
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     path = folder_of(config.source)
     if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
@@ -385,6 +387,9 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             # before anything else is read
             check_family(hf_config)
         tokenizer: Any = AutoTokenizer.from_pretrained(path, **kwargs)
+        if get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+            # in their place transformers gives qwen2 and others their family's class, which splits words otherwise
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, **kwargs)
         if pictures or not tokenizer.chat_template:
             tokenizer.chat_template = template_of_processor(path) or tokenizer.chat_template
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
