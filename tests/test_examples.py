@@ -8,8 +8,10 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -27,6 +29,31 @@ def test_one_page_loop() -> None:
     curve = asyncio.run(load("one_page_loop").learn(updates=2))
     assert len(curve) == 2
     assert max(curve) > 0
+
+
+def test_the_date_picker_on_paper_says_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    options = yaml.safe_load((EXAMPLES / "date_picker.yaml").read_text())["environment"]["options"]
+    page = importlib.import_module("date_picker").DatePicker(options=options)
+    paper = importlib.import_module("date_picker_on_paper").OnPaper(options=options)
+
+    async def play(environment: Any, seed: int) -> list[str]:
+        said = [(await environment.reset(seed=seed)).text]
+        ended = False
+        while not ended:
+            step = await environment.step(environment.expert_action())
+            said.append(step.observation.text)
+            ended = step.done
+        return said[:-1]  # a page that is over says nothing
+
+    async def both() -> None:
+        try:
+            for seed in range(4):
+                assert await play(page, seed) == await play(paper, seed)
+        finally:
+            await page.close()
+
+    asyncio.run(both())
 
 
 @pytest.mark.slow

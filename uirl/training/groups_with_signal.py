@@ -13,7 +13,7 @@ NO_SIGNAL = (
     "An update is skipped where its episodes leave nothing to compare: in every group all members have one reward, or "
     "fewer groups differ than algorithm.min_live_groups asks for. Look at the rewards in `uirl view`: they may be "
     "constant, or the tasks too hard or too easy for the policy: imitate first (training.warm_start.enabled=true), or "
-    "draw by success (curriculum.enabled=true)"
+    "draw by success (curriculum.enabled=true). docs/not_learning.md says what to look at, in which order"
 )
 
 
