@@ -128,7 +128,7 @@ def test_an_environment_that_goes_elsewhere_leaves_the_run_where_it_was(
     monkeypatch.chdir(tmp_path)
     for name, place in (("runs", None), ("others", "checkpoints")):
         config = settings(Path(name))
-        config.training.warm_start.enabled = False
+        config.training.warm_start.enabled, config.logging.trackers = False, ("tensorboard",)
         config.checkpoint.output_dir = place
         os.chdir(tmp_path)
         trainer = RayPPOTrainer(config, Moves())

@@ -139,7 +139,7 @@ async def test_a_curve_that_ends_in_nan_is_not_said_to_be_where_it_was(tab: Tab,
     said = await tab.ask(f"{chart('Losses')}.querySelector('.legend').innerText")
     assert "not finite since step 3" in said
     assert "0.25" not in said
-    assert "not finite: policy_loss" in await tab.text("main .bar")
+    await tab.until("document.querySelector('main .bar')?.innerText.includes('not finite: policy_loss')")
     log(run, {"step": 5, "policy_loss": 0.125, "entropy": 0.5})
     await tab.until(f"{chart('Losses')}.querySelector('.legend').innerText.includes('0.125')")
 
