@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.cli.conftest import QUICK
 from uirl.cli.main import main
-from uirl.config import ConfigStore
+from uirl.cli.share import data_card, model_card
+from uirl.config import ConfigStore, ModelConfig
 from uirl.config.stored import remember
 from uirl.images import Screenshot, screenshot
 from uirl.storage import RunDirectory, TrajectoryStore
@@ -293,8 +294,16 @@ def test_a_policy_is_pushed_whole_with_its_card_and_private(
     }
     card, summary = ModelCard.load(out / "README.md"), json.loads((whole / "summary.json").read_text())
     assert card.data.library_name == "transformers"
+    assert card.data.eval_results is None, "the game has too few states for anything to be held out"
+    assert "| held out from training | not known |" in card.text
+    assert f"| success | {100 * summary['success_after']:.1f} %" in card.text
+    model = ModelConfig(local_path="/home/me/secret/base")
+    summary["held_out"]["held_out"] = True
+    card = ModelCard(model_card(model, "game", summary, "step_000002", "hf"))
     assert [result.metric_value for result in card.data.eval_results] == [summary["success_after"]]
-    assert f"| success on held-out instances | {100 * summary['success_after']:.1f} %" in card.text
+    assert "| held out from training | yes |" in card.text
+    assert "from the folder `base`, which is on no hub" in card.text
+    assert "secret" not in card.text + data_card(model, "game", tmp_path / "sft.jsonl", 2)
     # the figures are those of the last checkpoint, and of no other
     early = exported(capsys, str(whole / "checkpoints" / "step_000000"), "--to", "hf", "--out", str(tmp_path / "early"))
     card = ModelCard.load(early / "README.md")

@@ -22,11 +22,10 @@ def model_card(model: ModelConfig, task: str, summary: Mapping[str, Any] | None,
     ended), whose figures are those of the last checkpoint and of no other. `kind`: 'hf' or 'peft'."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    base = model.model_name if not model.built_in and re.fullmatch(r"[\w.-]+/[\w.-]+", model.model_name) else None
-    if base is not None and (model.local_path or os.path.isdir(base)):
-        base = None
+    base = model.source if _of_hub(model) and not model.built_in else None
     last = summary if summary is not None and checkpoint == f"step_{summary['steps']:06d}" else None
-    success = None if last is None else last["success_after"]
+    # elsewhere a bare number is read as held out
+    success = last["success_after"] if last is not None and _held_out(last) == "yes" else None
     result = EvalResult("reinforcement-learning", "environment", task, "success rate", success)
     data = ModelCardData(
         base_model=base,
@@ -35,14 +34,13 @@ def model_card(model: ModelConfig, task: str, summary: Mapping[str, Any] | None,
         model_name=task,
         eval_results=None if success is None else [result],
     )
-    start = f"`{base}`" if base else f"`{model.model_name}`, which is on no hub"
     return f"""---
 {data.to_yaml()}
 ---
 
 # A policy for `{task}`
 
-Made with {_LINK} by reinforcement learning, from {start}. The licence is that of
+Made with {_LINK} by reinforcement learning, from {_named(model)}. The licence is that of
 the model it began from.
 
 {_figures(last)}
@@ -58,8 +56,9 @@ def _figures(summary: Mapping[str, Any] | None) -> str:
         return "How it does on instances it was not trained on was not measured for this checkpoint."
     interval = summary["success_after_interval"]
     rows = {
-        "success on held-out instances": percent(summary["success_after"], interval and tuple(interval)),
-        "measured on": counted(**summary["evaluated"]),
+        "success": percent(summary["success_after"], interval and tuple(interval)),
+        "measured on": f"{counted(**summary['evaluated'])}, {summary['judged_after']} judged",
+        "held out from training": _held_out(summary),
         "before reinforcement learning": percent(summary["success_before"]),
         **{f"control: {name}": f"{value:.3f}" for name, value in summary["controls"].items() if value is not None},
         "algorithm": summary["algorithm"],
@@ -67,6 +66,20 @@ def _figures(summary: Mapping[str, Any] | None) -> str:
         "ended because": summary["stopped_because"],
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _held_out(summary: Mapping[str, Any]) -> str:
+    said = (summary["held_out"] or {}).get("held_out")
+    return "not known" if said is None else "yes" if said else "NO"
+
+
+def _of_hub(model: ModelConfig) -> bool:
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.source) is not None and not os.path.exists(model.source)
+
+
+def _named(model: ModelConfig) -> str:
+    """Return what a policy began from, without the folders of whoever exports it."""
+    return f"`{model.source}`" if _of_hub(model) else f"the folder `{Path(model.source).name}`, which is on no hub"
 
 
 def data_card(model: ModelConfig, task: str, file: Path, examples: int) -> str:
@@ -82,8 +95,8 @@ def data_card(model: ModelConfig, task: str, file: Path, examples: int) -> str:
 
 # Solved episodes of `{task}`
 
-{examples} example{"s" * (examples != 1)} of what `{model.model_name}` did where its run, made with
-{_LINK}, judged the task solved. Replies are the policy's own words; whether they are right was decided by the
+{examples} example{"s" * (examples != 1)} of what a policy that began from {_named(model)} did where its run,
+made with {_LINK}, judged the task solved. Replies are the policy's own words; whether they are right was decided by the
 run's reward and success, not by people. Held-out episodes are not among them. Pictures show what the policy was shown.
 
 | field | |
