@@ -90,6 +90,8 @@ def test_the_program_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_example_is_forgotten() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "date_picker",
+        "date_picker_on_paper",
         "ten_lines",
         "one_page_loop",
         "openai_agent",
