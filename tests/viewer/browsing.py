@@ -73,6 +73,11 @@ class Tab:
         """Return what is written in the first such element."""
         return await self.ask(f"document.querySelector({json.dumps(selector)})?.innerText ?? null")
 
+    async def shows(self, selector: str, words: str) -> None:
+        """Wait until the first such element says `words`: parts of a page come one after the other."""
+        text = f"document.querySelector({json.dumps(selector)})?.innerText"
+        await self.until(f"{text}?.includes({json.dumps(words)})")
+
     async def press(self, *keys: str) -> None:
         for key in keys:
             await self.page.press([key])

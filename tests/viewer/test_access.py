@@ -118,7 +118,7 @@ async def test_a_link_with_the_token_leads_to_the_page_it_names(run, browser):
     with viewer(run, token=TOKEN) as address:
         tab = Tab(await browser.new_page(1280, 900), address)
         await tab.page.goto(f"{address}/")
-        assert "wants a token" in await tab.text("body")
+        await tab.shows("body", "wants a token")
         link = f"{address}/?token={TOKEN}#/run/first/t/b/0"
         await tab.ask(f"setTimeout(() => location.assign('{link}')) && 1")
         await tab.until("document.querySelector('h1')?.innerText === 'other'")

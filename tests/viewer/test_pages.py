@@ -98,7 +98,7 @@ async def test_keys_open_an_episode_and_go_through_turns_and_neighbours(tab: Tab
     await tab.until("location.hash === '#/run/first/t/strange/0'")
     await tab.page.type("?")
     await tab.until("document.querySelector('dialog[open] .keys') !== null")
-    assert "label: passed" in await tab.text("dialog[open]")
+    await tab.shows("dialog[open]", "label: passed")
 
 
 async def check_mark(tab: Tab, picture: str, size: tuple[int, int], place: tuple[float, float]) -> None:

@@ -62,7 +62,7 @@ async def test_keys_label_and_the_error_is_marked_in_the_strip(tab: Tab, address
     await tab.press("e")
     await stores(address, "i", passed=False, error_step=1)
     await tab.goto("#/run/first/t/i/0")
-    assert "error in turn 1" in await tab.text(".labels")
+    await tab.shows(".labels", "error in turn 1")
     assert await tab.ask("document.querySelectorAll('.strip li')[1].className") == "error"
     await tab.press("u")
     await tab.until("!document.querySelector('.labels').innerText.includes('error in turn 1')")

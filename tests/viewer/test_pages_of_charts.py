@@ -261,7 +261,7 @@ async def test_a_run_is_watched_while_it_trains(open_tab: OpenTab, folder: Path)
         drawn = "Number(document.querySelector('.uplot').dataset.to)"
         last = await tab.ask(drawn)
         await tab.until(f"{drawn} >= {last} + 3")  # drawn, not only known
-        assert "live" in await tab.text(".figures")
+        await tab.shows(".figures", "live")
         await tab.goto("#/run/trains/trajectories")
         await tab.until("document.querySelectorAll('tbody tr').length > 10")
         assert training.returncode is None, "the training went on beside the viewer"

@@ -116,7 +116,7 @@ async def test_a_strip_of_hundreds_of_turns_draws_those_in_sight(open_tab: OpenT
     assert 20 < await tab.ask(FRAMES) <= 100
     await tab.press("right")
     await tab.until("document.querySelector('.said h2').innerText === 'Turn 251'")
-    assert "reply 251" in await tab.text(".said")
+    await tab.shows(".said", "reply 251")
     await tab.press("end")
     await tab.until("document.querySelector('.strip [aria-current] b')?.innerText === '300'")
     await tab.until(IN_SIGHT)

@@ -89,9 +89,9 @@ async def test_the_page_of_a_finished_run_begins_with_its_result(open_tab: OpenT
 async def test_the_page_of_an_evaluation_says_its_result(tab: Tab) -> None:
     await tab.goto("#/run/finished.evaluations.step_000004.sqlite")
     await tab.until("document.querySelector('.result')")
-    assert "50 %" in await tab.text(".result")
-    assert "2 of 1 instance" in await tab.text(".result")
-    assert "without training" in await tab.text(".empty")
+    await tab.shows(".result", "50 %")
+    await tab.shows(".result", "2 of 1 instance")
+    await tab.shows(".empty", "without training")
     assert await tab.text("h1") == "finished/evaluations/step_000004"
 
 
@@ -121,7 +121,7 @@ async def test_of_a_run_that_is_not_there_nothing_but_that_is_shown(tab: Tab) ->
     for page in ("#/run/none", "#/run/none/trajectories"):
         await tab.goto(page)
         await tab.until("document.querySelector('main .problem')")
-        assert "there is no run" in await tab.text("main")
+        await tab.shows("main", "there is no run")
         assert await tab.ask("document.querySelectorAll('main input, main select, main h1').length") == 0
 
 
