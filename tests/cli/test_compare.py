@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
 from uirl import ConfigStore
-from uirl.cli.compare import combinations
+from uirl.cli.compare import Here, combinations
 from uirl.cli.main import main
 from uirl.errors import ConfigError
 
@@ -49,6 +51,16 @@ def compared(capsys: pytest.CaptureFixture[str], folder: Path, *runs: str) -> li
     assert main(["compare", *runs, "--plot", str(folder / "plot.png")]) == 0
     assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
     return capsys.readouterr().out.splitlines()
+
+
+def reaches(run: Path, step: int, goes_on: Callable[[], bool]) -> bool:
+    """Wait for a step of a run while the sweep `goes_on`; False: it never came."""
+    rows, until = run / "metrics.jsonl", time.monotonic() + PATIENCE
+    while not rows.is_file() or f'"step": {step}' not in rows.read_text():
+        if time.monotonic() > until or not goes_on():
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def test_seeds_are_one_setting_and_settings_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,14 +158,18 @@ def test_a_sweep_says_what_cannot_be_trained_before_anything_is(
 def test_a_finished_run_of_another_setting_is_not_taken_for_this_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(words: list[str], **options: Any) -> SimpleNamespace:
-        changes = dict(word.partition("=")[::2] for word in words[5:])
-        assert changes["logging.runs_dir"] == '"my: folder"'
+    class Ended:
+        def wait(self) -> int:
+            return 0
+
+    def train(here: Here, words: list[str], log: Path) -> Ended:
+        changes = dict(word.partition("=")[::2] for word in words[2:])
+        assert changes["logging.runs_dir"] == f'"{tmp_path}/my: folder"'
         ended(Path("my: folder"), changes["logging.run_name"], 0.5)
-        return SimpleNamespace(returncode=0)
+        return Ended()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", train)
+    monkeypatch.setattr(Here, "start", train)
     Path("small.yaml").write_text(SMALL)
     words = ["sweep", "--out", "my: folder", "small.yaml", "seeds=0..1"]
     assert [main([*words, change]) for change in ("training.gamma=0.9", "training.gamma=0.9")] == [0, 0]
@@ -177,19 +193,55 @@ def test_a_sweep_trains_every_combination_once(
     assert main(words) == 0
     assert capsys.readouterr().out.count("done before") == 4
     assert main(["sweep", "small.yaml", "inference.max_tokens=4", "model.model_name=nowhere", "--out", "bad"]) == 1
-    assert "failed, see bad/run.log" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"failed, see {tmp_path}/bad/run.log" in told
+    assert "1 of 1 runs failed and are not in the table: run" in told
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_sweep_that_is_stopped_stops_its_run_which_saves_and_begins_no_other(tmp_path: Path, sign: int) -> None:
+def test_a_sweep_in_ray_goes_on_where_a_worker_was_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # others of this machine take all of it from a patient one
+    Path("small.yaml").write_text(SMALL.replace("num_iters_per_epoch: 1", "num_iters_per_epoch: 40"))
+
+    def kill_one() -> None:
+        assert reaches(tmp_path / "out" / "seed-0", 2, lambda: not ended)
+        (run,) = (int(pid) for pid in subprocess.check_output(["pgrep", "-f", "^ray::_in_ray"], text=True).split()[:1])
+        os.kill(run, signal.SIGKILL)
+
+    ended: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_one)
+        ended.append(main(["sweep", "small.yaml", "seeds=0..1", "--ray", "local", "--out", "out"]))
+        killed.result()
+    assert ended == [0]
+    told = capfd.readouterr().out
+    assert len(re.findall(": done\n", told)) == 2
+    assert "mean of 2 runs" in told
+    assert sorted(path.name for path in Path("out").glob("*/")) == ["seed-0", "seed-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sign", "where"),
+    [(signal.SIGTERM, []), (signal.SIGINT, []), (signal.SIGTERM, ["--ray", "local", "--parallel", "1"])],
+)
+def test_a_sweep_that_is_stopped_stops_its_run_which_saves_and_begins_no_other(
+    tmp_path: Path, sign: int, where: list[str]
+) -> None:
     (tmp_path / "small.yaml").write_text(SMALL.replace("num_iters_per_epoch: 1", "num_iters_per_epoch: 100000"))
-    command = [sys.executable, "-m", "uirl", "sweep", "small.yaml", "seeds=0..1", "--out", "out"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
-        rows, until = tmp_path / "out" / "seed-0" / "metrics.jsonl", time.monotonic() + PATIENCE
-        while not rows.is_file() or '"step": 2' not in rows.read_text():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+    command = [sys.executable, "-m", "uirl", "sweep", "small.yaml", "seeds=0..1", "--out", "out", *where]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"RAY_worker_niceness": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as sweep:
+        assert reaches(tmp_path / "out" / "seed-0", 2, lambda: sweep.poll() is None), sweep.communicate()[0]
         sweep.send_signal(sign)
         told = sweep.communicate(timeout=PATIENCE)[0]
     assert sweep.returncode != 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +39,12 @@ def add_command(commands: Any) -> None:
     sweep.add_argument(
         "--out", metavar="FOLDER", help="for the runs; what is there goes on (default runs/CONFIG-sweep)"
     )
-    sweep.add_argument("--parallel", type=count, default=1, metavar="N", help="runs at a time (default 1)")
+    sweep.add_argument("--parallel", type=count, metavar="N", help="runs at a time (default 1; with --ray all of them)")
+    sweep.add_argument(
+        "--ray", metavar="ADDRESS", help="each run where a Ray cluster has room: HOST:6379, auto or local"
+    )
+    sweep.add_argument("--cpus", type=float, default=1.0, metavar="N", help="that Ray reserves for a run (default 1)")
+    sweep.add_argument("--gpus", type=float, default=0.0, metavar="N", help="that Ray reserves for a run (default 0)")
     sweep.set_defaults(run=_sweep)
 
 
@@ -68,8 +75,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from uirl.config import load_config
     from uirl.runtime.event_loop import stops_as_ctrl_c
 
-    config = path_of(options.config)
-    folder = Path(options.out or f"runs/{Path(config).stem}-sweep")
+    config = str(Path(path_of(options.config)).absolute())
+    folder = Path(options.out or f"runs/{Path(config).stem}-sweep").absolute()
     runs = combinations(options.values)
     configs = {name: load_config(config, changes).to_dict() for name, changes in runs.items()}  # or a ConfigError
     seen: dict[str, str] = {}
@@ -85,7 +92,8 @@ def _sweep(options: argparse.Namespace) -> int:
     for name, values in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(values), "utf-8")
 
-    running: set[subprocess.Popen[bytes]] = set()
+    place = Here() if options.ray is None else InRay(options.ray, options.cpus, options.gpus)
+    running: set[Any] = set()
     stopped = threading.Event()
 
     def train(name: str) -> bool:
@@ -99,32 +107,99 @@ def _sweep(options: argparse.Namespace) -> int:
             "checkpoint.resume=auto",
         ]
         print(f"{name}: begins", flush=True)
-        with (folder / f"{name}.log").open("a") as log:
-            command = [sys.executable, "-m", "uirl", "train", config, *words]
-            # in a session of its own: a run that hears Ctrl-C from the terminal and from here stops without saving
-            run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            running.add(run)
-            if stopped.is_set():
-                run.terminate()
-            status = run.wait()
-            running.discard(run)
-        print(f"{name}: {'done' if status == 0 else f'failed, see {log.name}'}", flush=True)
+        log = folder / f"{name}.log"
+        run = place.start(["train", config, *words], log)
+        running.add(run)
+        if stopped.is_set():
+            place.stop(run)
+        status = place.wait(run)
+        running.discard(run)
+        print(f"{name}: {'done' if status == 0 else f'failed, see {log}'}", flush=True)
         return status == 0
 
-    with stops_as_ctrl_c(), ThreadPoolExecutor(options.parallel) as pool:
+    at_once = options.parallel or (1 if options.ray is None else len(runs))
+    with contextlib.closing(place), stops_as_ctrl_c(), ThreadPoolExecutor(at_once) as pool:
         try:
             ended = dict(zip(runs, pool.map(train, runs), strict=True))
         except KeyboardInterrupt:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for run in list(running):
-                run.terminate()  # it saves; the same sweep goes on with it
+                place.stop(run)  # it saves; the same sweep goes on with it
             raise
     done = [folder / name for name, well in ended.items() if well]
     print()
     if done:
         _tell(done, folder / PLOT)
+    if failed := [name for name, well in ended.items() if not well]:
+        print(f"\n{len(failed)} of {len(runs)} runs failed and are not in the table: {', '.join(failed)}")
     return 0 if len(done) == len(runs) else 1
+
+
+class Here:
+    """Where the runs of a sweep are processes of this machine."""
+
+    def start(self, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Begin `uirl` with `words`; what it says is added to `log`."""
+        with log.open("a") as file:
+            # in a session of its own: a run that hears Ctrl-C from the terminal and from here stops without saving
+            command = [sys.executable, "-m", "uirl", *words]
+            return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+
+    def wait(self, run: subprocess.Popen[bytes]) -> int:
+        """Return the exit status of a run once it has ended."""
+        return run.wait()
+
+    def stop(self, run: subprocess.Popen[bytes]) -> None:
+        """Have a run save and end."""
+        run.terminate()
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class InRay:
+    """Where they are tasks in a Ray cluster. The folder of the sweep and that of the config are on a disk that its
+    machines share."""
+
+    def __init__(self, address: str, cpus: float, gpus: float) -> None:
+        from uirl.workers.ray import Demand, RayCluster, import_ray
+
+        self._ray = import_ray()
+        self._cluster = RayCluster(address, Demand(cpus, {}))
+        # a run that was lost with its machine goes on from its checkpoint
+        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=3, max_calls=1)(_in_ray)
+
+    def start(self, words: Sequence[str], log: Path) -> Any:
+        """Hand `uirl` with `words` to Ray; it begins where and when there is room."""
+        return self._task.remote(list(words), log, os.getcwd())
+
+    def wait(self, run: Any) -> int:
+        """Return the exit status of a run once it has ended; -1: Ray lost it, or never began it."""
+        try:
+            return self._ray.get(run)
+        except self._ray.exceptions.RayError as error:
+            print(f"uirl: {str(error).splitlines()[0]}", file=sys.stderr)
+            return -1
+
+    def stop(self, run: Any) -> None:
+        """Have a run save and end, or never begin."""
+        self._ray.cancel(run)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._cluster.close()
+
+
+def _in_ray(words: Sequence[str], log: Path, folder: str) -> int:
+    """Be `uirl` with `words`, in `folder`: this process of Ray's serves no other task."""
+    from uirl.cli.main import main
+
+    os.chdir(folder)
+    with log.open("a") as file:
+        for output in (1, 2):
+            os.dup2(file.fileno(), output)
+    return main(list(words))
 
 
 def combinations(words: Sequence[str]) -> dict[str, list[str]]:
