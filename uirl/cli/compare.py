@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -114,7 +115,8 @@ def _sweep(options: argparse.Namespace) -> int:
             place.stop(run)
         status = place.wait(run)
         running.discard(run)
-        print(f"{name}: {'done' if status == 0 else f'failed, see {log}'}", flush=True)
+        how = "done" if status == 0 else "stopped" if stopped.is_set() else "failed"
+        print(f"{name}: {how}{f', see {log}' * (status != 0)}", flush=True)
         return status == 0
 
     at_once = options.parallel or (1 if options.ray is None else len(runs))
@@ -195,6 +197,9 @@ def _in_ray(words: Sequence[str], log: Path, folder: str) -> int:
     """Be `uirl` with `words`, in `folder`: this process of Ray's serves no other task."""
     from uirl.cli.main import main
 
+    # Ray interrupts without a signal, which a main thread that waits for another does not hear until one comes
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
     os.chdir(folder)
     with log.open("a") as file:
         for output in (1, 2):

@@ -10,7 +10,9 @@ import asyncio
 import ctypes
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -112,12 +114,21 @@ def describe(resources: Mapping[str, float]) -> str:
 
 def _start(ray: Any, demand: Demand) -> None:
     """Start Ray on this machine, with room for the actors and engines of this run: nothing else is to share it."""
-    ray.init(
+    _init(
+        ray,
         address="local",
         include_dashboard=False,
         num_cpus=max(os.cpu_count() or 1, int(demand.cpus + 0.999)),
         resources=dict(demand.resources) or None,
     )
+
+
+def _init(ray: Any, **how: Any) -> None:
+    """Call `ray.init`, which in the main thread makes SIGTERM its own; it stays what it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(**how)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _join(ray: Any, address: str) -> None:
@@ -130,7 +141,7 @@ def _join(ray: Any, address: str) -> None:
     if address not in ("auto", "local"):
         _require_listener(address)
     try:
-        ray.init(address=address)
+        _init(ray, address=address)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cannot join the Ray cluster at ray.address={address}: {str(error).splitlines()[0]} Run `ray start "
