@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ LONGEST_NAME = 100
 """Characters of the name of a run."""
 
 
-def add_command(commands: Any) -> None:
-    """Add the commands to the parser of `uirl`."""
+def add_command(commands: Any, uirl: Callable[[Sequence[str]], int]) -> None:
+    """Add the commands to the parser of `uirl`, which `uirl` is with the words of a command."""
     compare = commands.add_parser("compare", help="print what runs came to, by setting, with intervals over seeds")
     compare.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
     compare.add_argument("--plot", metavar="FILE", default=PLOT, help=f"draw their evaluations there (default {PLOT})")
@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
     )
     sweep.add_argument("--cpus", type=float, default=1.0, metavar="N", help="that Ray reserves for a run (default 1)")
     sweep.add_argument("--gpus", type=float, default=0.0, metavar="N", help="that Ray reserves for a run (default 0)")
-    sweep.set_defaults(run=_sweep)
+    sweep.set_defaults(run=_sweep, uirl=uirl)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def _sweep(options: argparse.Namespace) -> int:
     for name, values in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(values), "utf-8")
 
-    place = Here() if options.ray is None else InRay(options.ray, options.cpus, options.gpus)
+    place = Here() if options.ray is None else InRay(options.uirl, options.ray, options.cpus, options.gpus)
     running: set[Any] = set()
     stopped = threading.Event()
 
@@ -164,17 +164,17 @@ class InRay:
     """Where they are tasks in a Ray cluster. The folder of the sweep and that of the config are on a disk that its
     machines share."""
 
-    def __init__(self, address: str, cpus: float, gpus: float) -> None:
+    def __init__(self, uirl: Callable[[Sequence[str]], int], address: str, cpus: float, gpus: float) -> None:
         from uirl.workers.ray import Demand, RayCluster, import_ray
 
-        self._ray = import_ray()
+        self._uirl, self._ray = uirl, import_ray()
         self._cluster = RayCluster(address, Demand(cpus, {}))
         # a run that was lost with its machine goes on from its checkpoint
         self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=3, max_calls=1)(_in_ray)
 
     def start(self, words: Sequence[str], log: Path) -> Any:
         """Hand `uirl` with `words` to Ray; it begins where and when there is room."""
-        return self._task.remote(list(words), log, os.getcwd())
+        return self._task.remote(self._uirl, list(words), log, os.getcwd())
 
     def wait(self, run: Any) -> int:
         """Return the exit status of a run once it has ended; -1: Ray lost it, or never began it."""
@@ -193,10 +193,8 @@ class InRay:
         self._cluster.close()
 
 
-def _in_ray(words: Sequence[str], log: Path, folder: str) -> int:
+def _in_ray(uirl: Callable[[Sequence[str]], int], words: Sequence[str], log: Path, folder: str) -> int:
     """Be `uirl` with `words`, in `folder`: this process of Ray's serves no other task."""
-    from uirl.cli.main import main
-
     # Ray interrupts without a signal, which a main thread that waits for another does not hear until one comes
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
@@ -204,7 +202,7 @@ def _in_ray(words: Sequence[str], log: Path, folder: str) -> int:
     with log.open("a") as file:
         for output in (1, 2):
             os.dup2(file.fileno(), output)
-    return main(list(words))
+    return uirl(words)
 
 
 def combinations(words: Sequence[str]) -> dict[str, list[str]]:

@@ -92,7 +92,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: _help(parser))
     commands = parser.add_subparsers(metavar="command")
     begin.add_command(commands)
-    compare.add_command(commands)
+    compare.add_command(commands, main)
     train = commands.add_parser("train", help="train a policy as a config says")
     add_config(train)
     train.add_argument(
