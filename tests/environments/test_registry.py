@@ -101,12 +101,7 @@ SERVER = {"url": "http://127.0.0.1:9"}
 
 @pytest.mark.parametrize(
     ("name", "options", "package"),
-    [
-        ("miniwob", {}, "miniwob"),
-        ("gymnasium", {"env": "CartPole-v1"}, "gymnasium"),
-        *((name, SERVER, "httpx") for name in ("remote", "ui_verifiers", "openenv", "mobile_world")),
-        ("openenv", SERVER, "websockets"),
-    ],
+    [("miniwob", {}, "miniwob"), ("gymnasium", {"env": "CartPole-v1"}, "gymnasium"), ("openenv", SERVER, "websockets")],
 )
 def test_a_missing_package_is_found_before_a_run_has_begun(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], package: str

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import logging
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -50,7 +49,7 @@ def server() -> Iterator[StandIn]:
 def client_of(kind: str, url: str, key_env: str | None = None, **options: Any) -> HTTPClient:
     options = {"backoff": 0.01, **options}
     if kind == "plain":
-        return HTTPClient("server", key_env, **options)
+        return HTTPClient(key_env, **options)
     if kind == "environment":
         return EnvironmentClient(key_env, **options)
     return ModelServerClient(url, api_key_env=key_env, **options)
@@ -185,19 +184,12 @@ async def test_calls_after_the_end_fail(server: StandIn, kind: str) -> None:
         await read(client, server.url)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    for kind, extra in (("model server", "server"), ("environment", "client")):
-        with pytest.raises(ConfigError, match=rf"pip install 'uirl\[{extra}\]'"):
-            client_of(kind, "http://127.0.0.1:1")
-
-
 # -- the client itself ----------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_is_read_whole(server: StandIn) -> None:
     server.faults += [Answer("na\u00efve", 201, {"X-Kind": "text"})]
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     response = await ask(transport, f"{server.url}/x", params={"n": 1, "seed": None})
     assert (response.status, response.text, response.headers["x-kind"]) == (201, "na\u00efve", "text")
     assert response.url == f"{server.url}/x?n=1"
@@ -208,7 +200,7 @@ async def test_an_answer_is_read_whole(server: StandIn) -> None:
 
 async def test_an_answer_that_is_too_large_is_refused_before_it_is_held(server: StandIn) -> None:
     server.faults += [Answer("x" * 1000), Answer("x" * 1001)]
-    transport = HTTPClient("server", max_bytes=1000)
+    transport = HTTPClient(max_bytes=1000)
     assert len((await ask(transport, server.url)).content) == 1000
     with pytest.raises(ResponseTooLarge, match="200 with more than 1000 bytes"):
         await ask(transport, server.url, retries=3)
@@ -222,7 +214,7 @@ async def test_pauses_grow_and_follow_the_server(server: StandIn) -> None:
     async def note(seconds: float) -> None:
         pauses.append(seconds)
 
-    transport = HTTPClient("server", retries=9, backoff=1.0)
+    transport = HTTPClient(retries=9, backoff=1.0)
     transport.sleep = note
     server.faults += [
         Answer("", 429, {} if asked is None else {"retry-after": asked}) for asked in [*[None] * 6, "7", "4000"]
@@ -244,14 +236,14 @@ async def test_pauses_grow_and_follow_the_server(server: StandIn) -> None:
 def test_the_pause_after_thousands_of_tries_is_the_longest() -> None:
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = 5000
-    assert 15 <= HTTPClient("server")._pause(state) <= 30
+    assert 15 <= HTTPClient()._pause(state) <= 30
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
 async def test_what_may_not_happen_twice_is_sent_again_only_where_it_never_left(
     server: StandIn, idempotent: bool
 ) -> None:
-    transport = HTTPClient("server", retries=2, backoff=0.01, statuses=(503,))
+    transport = HTTPClient(retries=2, backoff=0.01, statuses=(503,))
     sent = 3 if idempotent else 1
     for fault, kind in ((Answer("busy", 503), ErrorStatus), (Answer({"n": 1}, keep=0.5), ConnectionLost)):
         server.faults += [fault] * 3
@@ -270,7 +262,7 @@ async def test_what_may_not_happen_twice_is_sent_again_only_where_it_never_left(
 
 
 def test_one_transport_serves_many_loops(server: StandIn) -> None:
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     answers: list[Response] = []
 
     async def several() -> None:
@@ -296,7 +288,7 @@ def test_one_transport_serves_many_loops(server: StandIn) -> None:
 
 
 async def test_hundreds_of_requests_run_at_once(server: StandIn) -> None:
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     together = threading.Barrier(120)
 
     def answer(seen: Seen) -> Answer:
@@ -310,7 +302,7 @@ async def test_hundreds_of_requests_run_at_once(server: StandIn) -> None:
 
 
 async def test_what_a_request_costs_does_not_grow_with_the_others(server: StandIn) -> None:
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     transport.hold()
     for _ in range(3):
         await ask(transport, server.url)
@@ -328,7 +320,7 @@ async def test_connections_of_a_burst_are_closed_although_nobody_needs_them_agai
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with StandIn() as another:
-        transport = HTTPClient("server")
+        transport = HTTPClient()
         transport.hold()
         await asyncio.gather(*(ask(transport, server.url) for _ in range(3 * POOL)))
         pools = [pool for pools in transport._connections().pools.values() for pool in pools]
@@ -341,7 +333,7 @@ async def test_connections_of_a_burst_are_closed_although_nobody_needs_them_agai
 
 
 async def test_connections_end_with_the_last_holder(server: StandIn) -> None:
-    transport = HTTPClient("client")
+    transport = HTTPClient()
     transport.hold()
     transport.hold()
     await transport.release()
@@ -352,7 +344,7 @@ async def test_connections_end_with_the_last_holder(server: StandIn) -> None:
 
 
 async def test_a_call_that_is_given_up_leaves_the_transport_whole(server: StandIn) -> None:
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     server.faults += [Answer({}, seconds=1.0)]
     call = asyncio.ensure_future(ask(transport, server.url))
     while not server.seen:
@@ -369,7 +361,7 @@ async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    transport = HTTPClient("server")
+    transport = HTTPClient()
     assert (await ask(transport, server.url)).status == 200
     await transport.close()
 

@@ -152,7 +152,6 @@ class HTTPClient:
 
     def __init__(
         self,
-        extra: str,
         key_env: str | None = None,
         *,
         retries: int = 3,
@@ -161,10 +160,9 @@ class HTTPClient:
         statuses: Collection[int] = (408, 429, *range(500, 600)),
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """Raise ConfigError where the package httpx is missing.
+        """Make a client; it connects with its first request.
 
         Args:
-            extra: Optional dependencies of uirl that hold httpx, for that error: 'server'.
             key_env: Environment variable with the key, read at every request and sent as a bearer token; None, or an
                 empty variable: no key.
             retries: Further tries after the first.
@@ -172,8 +170,7 @@ class HTTPClient:
             statuses: Answers after which the same request may be answered otherwise.
             max_bytes: Of one answer; one that is larger is refused while it is read.
         """
-        import_httpx(extra)
-        self.extra, self.key_env, self.retries, self.statuses = extra, key_env, retries, statuses
+        self.key_env, self.retries, self.statuses = key_env, retries, statuses
         self.backoff, self.max_pause, self.max_bytes = backoff, max_pause, max_bytes
         self.sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
         self._open: dict[asyncio.AbstractEventLoop, _Connections] = {}
@@ -303,7 +300,8 @@ class HTTPClient:
         return max(pause, min(requested or 0.0, self.max_pause))
 
     async def _try(self, timeout: float, method: str, url: str, **request: Any) -> Response:
-        httpx = import_httpx(self.extra)
+        import httpx
+
         with self._lock:
             pool = self._pool(urlsplit(url).netloc)
             pool.busy, pool.since = pool.busy + 1, time.monotonic()
@@ -354,7 +352,8 @@ class HTTPClient:
         return free
 
     def _client(self) -> httpx.AsyncClient:
-        httpx = import_httpx(self.extra)
+        import httpx
+
         return httpx.AsyncClient(
             # a deadline stands around the whole try; httpx itself only knows pauses between bytes
             timeout=httpx.Timeout(None, connect=CONNECT),
@@ -407,12 +406,3 @@ def read_retry_after(value: str | None) -> float | None:
             return None
         seconds = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def import_httpx(extra: str) -> Any:
-    """Return the package httpx. Raises ConfigError that names the `extra` of uirl to install where it is missing."""
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError(f"what speaks to a server needs the package httpx: pip install 'uirl[{extra}]'") from error
-    return httpx

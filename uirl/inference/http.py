@@ -61,7 +61,7 @@ class ModelServerClient(HTTPClient):
 
     `base_url`: 'http://host:8000', with or without a path. `api_key_env`: environment variable with the server's key.
     `timeout`: seconds that one try may take, all of it. Raises ConfigError for an address that is none or holds a
-    secret, and where the package for HTTP is missing.
+    secret.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ModelServerClient(HTTPClient):
         retries: int = 3,
         backoff: float = 0.5,
     ) -> None:
-        super().__init__("server", api_key_env, retries=retries, backoff=backoff)
+        super().__init__(api_key_env, retries=retries, backoff=backoff)
         self.base_url = checked_url(base_url, "the environment variable that inference.api_key_env names")
         self.timeout = timeout
 

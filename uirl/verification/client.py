@@ -114,7 +114,7 @@ class JudgeClient:
         self.url = checked_url(self.url, f"the environment variable {self.api_key_env}")
         if urlsplit(self.url).path in ("", "/"):
             self.url += "/v1"
-        self._http = HTTPClient("server", self.api_key_env, retries=self.limits.retries)
+        self._http = HTTPClient(self.api_key_env, retries=self.limits.retries)
 
     async def ask(
         self,

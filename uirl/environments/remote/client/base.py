@@ -75,9 +75,7 @@ class EnvironmentClient(HTTPClient):
     """
 
     def __init__(self, token_env: str | None = None, *, retries: int = 3, backoff: float = 0.25) -> None:
-        super().__init__(
-            "client", token_env, retries=retries, backoff=backoff, max_pause=10.0, statuses=(429, 502, 503)
-        )
+        super().__init__(token_env, retries=retries, backoff=backoff, max_pause=10.0, statuses=(429, 502, 503))
         if not self.headers() and token_env is not None:
             raise ConfigError(
                 f"the environment variable {token_env} holds no token; set it to the one that the servers know, or "
