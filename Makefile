@@ -73,10 +73,11 @@ format: setup
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements.hashes pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "uirl needs Python 3.11 or newer, this is " + sys.version'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(INSTALL) -r requirements.lock
+	$(BIN)/python $(INSTALL) -c requirements.lock torch
+	$(BIN)/python $(INSTALL) --no-deps --require-hashes -r requirements.hashes
 	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e .
 	touch $(READY)
 

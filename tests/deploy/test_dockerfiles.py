@@ -50,6 +50,17 @@ def test_what_an_image_pins_stands_in_the_lock(file: Path) -> None:
     assert tuple(map(int, version.split("."))) >= (3, 11)
 
 
+def test_every_pin_but_that_of_torch_has_hashes() -> None:
+    pins = re.findall(r"^([\w.-]+==\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    hashed = re.findall(
+        r"^([\w.-]+==\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$",
+        (ROOT / "requirements.hashes").read_text(),
+        re.MULTILINE,
+    )
+    same = {pin.lower().replace("_", "-") for pin in pins}
+    assert {pin for pin in same if not pin.startswith("torch==")} == {pin for pin, _ in hashed}
+
+
 @pytest.mark.clients
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_hadolint_finds_nothing(file: Path) -> None:
