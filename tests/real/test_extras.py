@@ -26,6 +26,14 @@ def test_an_extra_resolves(extra: str, tmp_path: Path) -> None:
     assert "transformers==" in (tmp_path / "found.txt").read_text()
 
 
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_the_core_resolves_on_a_python(version: str, tmp_path: Path) -> None:
+    found = tmp_path / "found.txt"
+    binary = ("--only-binary", ":all:", "--python-version", version)
+    resolve("pip", "compile", "--quiet", "pyproject.toml", *binary, "-o", str(found))
+    assert "torch==" in found.read_text()
+
+
 def test_all_of_it_can_be_locked(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
