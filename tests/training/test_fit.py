@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from tests.training.test_loop import settings
 from uirl import GuessNumberEnvironment, RayPPOTrainer, read_metrics
 from uirl.errors import ContractError
 from uirl.inference.models.loading import load_model
+from uirl.training.groups_with_signal import NO_SIGNAL, why_no_signal
+from uirl.types import Observation, Trajectory, Turn
 
 
 def test_fit_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +93,13 @@ def test_two_calls_in_the_same_moment_are_one(tmp_path: Path) -> None:
     assert sorted(map(str, ended)) == ["1", "refused"]
 
 
+@pytest.mark.parametrize(("cut", "told"), [(2, "2 of 3 replies were cut off at inference.max_tokens"), (1, NO_SIGNAL)])
+def test_a_skipped_update_says_that_replies_were_cut_off(cut: int, told: str) -> None:
+    turns = [Turn(Observation("?"), finish_reason="length" if number < cut else "stop") for number in range(3)]
+    group = SimpleNamespace(usable=[Trajectory(turns=turns)])
+    assert why_no_signal([group]).startswith(told)
+
+
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path, adv_estimator="grpo", group_size=8)
     config.training.warm_start.enabled = False
@@ -96,8 +107,8 @@ def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.Captu
     trainer.fit(num_epochs=1, num_iters_per_epoch=10)
     trainer.cleanup()
     told = " ".join(capsys.readouterr().out.split())
-    assert "an update was skipped. An update is skipped where" in told, "at once"
-    assert "10 updates in a row were skipped. An update is skipped where" in told
+    assert re.search(r"an update was skipped\. .*An update is skipped where", told), "at once"
+    assert re.search(r"10 updates in a row were skipped\. .*An update is skipped where", told)
     assert "NOTHING WAS LEARNED, no update took a step: 160 ordered: 0 trained, 160 dropped" in told
 
 

@@ -14,7 +14,7 @@ from uirl.errors import RolloutFailure, is_round
 from uirl.learner.settings import LearnerSettings
 from uirl.training.channels.base import Channel, Group
 from uirl.training.evaluation.evaluation import require_evidence
-from uirl.training.groups_with_signal import NO_SIGNAL, is_kept, live_groups
+from uirl.training.groups_with_signal import is_kept, live_groups, why_no_signal
 from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import Activity, say
 from uirl.training.record.run_state import RunState
@@ -297,7 +297,7 @@ class Flow:
         self._skipped = self._skipped + 1 if update.get("skipped") else 0
         if self._skipped and is_round(self._skipped):
             what = "an update was" if self._skipped == 1 else f"{self._skipped} updates in a row were"
-            say(f"{what} skipped. {NO_SIGNAL}")
+            say(f"{what} skipped. {why_no_signal(collection.groups)}")
 
     def adapt(self, update: Mapping[str, float | None]) -> None:
         """Choose how far ahead to order from now on, by the metrics of an update; say what changed and why."""

@@ -38,6 +38,18 @@ def live_groups(groups: Sequence[G], *, turn_gamma: float | None = None) -> list
     return [group for group in groups if members_differ(group.usable, turn_gamma)]
 
 
+def why_no_signal(groups: Sequence[HasMembers]) -> str:
+    """Return `NO_SIGNAL`, after what the replies of `groups` show: most were cut off before they said what to do."""
+    reasons = [turn.finish_reason for group in groups for trajectory in group.usable for turn in trajectory.turns]
+    cut = reasons.count("length")
+    if 2 * cut <= len(reasons):
+        return NO_SIGNAL
+    return (
+        f"{cut} of {len(reasons)} replies were cut off at inference.max_tokens (or inference.max_context): let them be "
+        f"longer. {NO_SIGNAL}"
+    )
+
+
 def signal_of(training: TrainingConfig, algorithm: AlgorithmConfig) -> Callable[[Sequence[Trajectory]], bool | None]:
     """Return what says whether the estimator of `training` finds something to learn in the usable members of a group;
     None: it compares none, so that the group says nothing of it."""
