@@ -284,7 +284,9 @@ def test_a_warm_start_ends_when_the_policy_succeeds_often_enough(
 
 def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {2: 1.0, 4: None}
-    changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": None}
+    changes = {"steps": 2, "evaluate_every": 2, "stop_at_success": None}
+    assert run_warm_start(tmp_path, monkeypatch, found, **changes)[0]["stopped_at_success"] is None  # it only ended
+    changes["steps"] = 5
     done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
     assert (measured, done["steps"]) == ([2, 4], 5)
     assert done["stopped_at_success"] is None  # nobody said it in the last evaluation

@@ -220,7 +220,7 @@ class WarmStart:
             "demonstrations": demonstrations.episodes,
             "demonstrations_failed": demonstrations.failed,
             "demonstrations_success": demonstrations.successes / usable if usable and self._speakers else None,
-            "stopped_at_success": at.success,
+            "stopped_at_success": at.success if self._reached() else None,
         }
 
     async def _step(self) -> None:

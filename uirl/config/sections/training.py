@@ -68,7 +68,8 @@ class TrainingConfig(Section):
     num_iters_per_epoch: Count = 10
     """Updates per epoch."""
     max_seconds: Positive | None = None
-    """Wall time of the run after which it ends in order, with a checkpoint; None: no limit."""
+    """Wall time of the updates, and of the evaluations between them, after which the run ends in order, with a
+    checkpoint; None: no limit. What comes before the first update and after the last is not counted."""
     stop_at_success: Fraction | None = None
     """End the run when an evaluation reaches this success rate; None: never."""
 
