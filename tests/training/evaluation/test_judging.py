@@ -11,11 +11,12 @@ import pytest
 
 from uirl import ConfigStore, RunDirectory, TrajectoryStore
 from uirl.cli.main import main
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, JudgeFailure
 from uirl.storage.labels import Label, LabelStore
 from uirl.training.evaluation.judging import judge_run, read_labels, report_on_judge
 from uirl.types import Failure, Observation, Task, Trajectory, Turn
-from uirl.verification.hybrid import JUDGE, RULE
+from uirl.verification.evidence import Evidence
+from uirl.verification.hybrid import JUDGE, RULE, HybridVerifier
 
 SAID = {  # episode -> rule, judge: the first four are of two tasks, two tries of an instance each
     "a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0),
@@ -102,6 +103,30 @@ def test_a_stored_run_is_judged_anew_by_its_rules(run: Path) -> None:
     }
     assert len(judge_run(run, limit=3)[1]) == 3
     assert judge_run(run)[0].name == "rules-3.jsonl"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_members_of_a_group_are_judged_together_where_it_matters(
+    run: Path, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        for name in "ij":  # of no group
+            store.add(Trajectory(name, Task("z"), [Turn(Observation("o"))], "terminated"), step=1, split="train")
+    asked: list[str] = []
+
+    async def group(verifier: HybridVerifier, items: list[Evidence]) -> list[JudgeFailure]:
+        asked.append("".join(sorted(item.trajectory.id for item in items)))
+        return [JudgeFailure("judge server: down") for _ in items]
+
+    async def alone(verifier: HybridVerifier, item: Evidence) -> None:
+        asked.append(item.trajectory.id)
+        raise JudgeFailure("judge server: down")
+
+    monkeypatch.setattr(HybridVerifier, "verify_group", group)
+    monkeypatch.setattr(HybridVerifier, "verify_evidence", alone)
+    _, found, _ = judge_run(run, split="train", where_it_matters=grouped)
+    assert sorted(asked) == (["ab", "cd", "i", "j"] if grouped else list("abcdij"))
+    assert {one.failure for one in found} == {"server"}
 
 
 def test_the_newest_judgements_count_but_for_a_line_that_a_kill_cut(run: Path) -> None:
