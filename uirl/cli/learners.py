@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from uirl.errors import UirlError
+from uirl.errors import ConfigError, ProcessLost, UirlError
+from uirl.runtime.terminal import visible
 
 if TYPE_CHECKING:
     from uirl.learner.data_parallel import Ranks
@@ -30,7 +31,8 @@ def several_learners() -> Iterator[Ranks | None]:
         return
     from uirl.runtime.event_loop import ctrl_c_heard
 
-    follows = os.environ["RANK"] != "0"
+    rank = os.environ["RANK"]
+    follows = rank != "0"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a connection that ends it warns with a page of frames
     if follows:
         # who stops the run stops the first process, which saves it together with the others and sends them home
@@ -43,10 +45,12 @@ def several_learners() -> Iterator[Ranks | None]:
         ranks = join()
         if follows:
             Follower(ranks).run()
-    except UirlError:
-        if follows:
-            sys.exit(2)
-        raise
+    except UirlError as error:
+        if not follows:
+            raise
+        if not isinstance(error, ProcessLost | ConfigError):  # which the first one tells
+            print(f"uirl: process {rank}: {visible(str(error))}", file=sys.stderr)
+        sys.exit(2)
     try:
         yield ranks
     finally:

@@ -198,7 +198,7 @@ class Ranks:
         except BaseException as error:
             self.lost = True
             if isinstance(error, RuntimeError):
-                raise ProcessLost(f"{self._who()} ({str(error).splitlines()[0][:200]})") from error
+                raise ProcessLost(self._who(str(error).partition("\n")[0])) from error
             raise
 
     def mourn(self, error: BaseException) -> None:
@@ -246,12 +246,12 @@ class Ranks:
             raise ProcessLost(f"a process left the others behind: {told_error.words}") from told_error.made()
         return told_by
 
-    def _who(self) -> str:
-        """Return which process is gone, in words."""
+    def _who(self, seen: str) -> str:
+        """Return which process is gone, in words; `seen` is what this one saw of it."""
         deadline = time.monotonic() + _ENDING
         while not (gone := [rank for rank, pid in enumerate(self._pids) if not _lives(pid)]):
             if time.monotonic() > deadline:
-                return f"one of the {self.count} processes that learn together answers no more"
+                return f"the {self.count} processes that learn together cannot go on: {seen}"
             time.sleep(0.05)
         key, reason = f"uirl/{gone[0]}", "it was killed, or ran out of memory"
         with contextlib.suppress(RuntimeError):
@@ -278,7 +278,7 @@ def join() -> Ranks:
     if gpus:
         torch.cuda.set_device(local)
     store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
-    for key in [key for key in os.environ if key in LAUNCHED or key.startswith(("TORCHELASTIC_", "GROUP_"))]:
+    for key in [key for key in os.environ if key in LAUNCHED or key.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]:
         del os.environ[key]
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
@@ -367,6 +367,14 @@ class Slices:
                     mine = torch.zeros(weight.shape, device=weight.device) if gradient is None else gradient.float()
                     sums[name] = DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Shard(0)])
         return {name: sums.get(name) for name in gradients}
+
+    def together(self, step: Callable[[], object]) -> None:
+        """Take a step of the slices; where it fails in one process, it fails in all."""
+
+        def whole() -> None:
+            step()
+
+        self._ranks.together(whole, None)
 
     def gather(self) -> None:
         """Make the weights of the model, in their own precision, what the slices are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 
@@ -77,6 +76,5 @@ class Follower:
             noted = (lambda tokens, version: None) if message.noted else None
             learner.update(message.samples, anchors=message.anchors, spared=message.spared, on_learned=noted)
         self._images.forget_before(begun)
-        with contextlib.suppress(AttributeError):
-            learner.policy.loaded.forget_pictures(self._forgotten)
+        learner.policy.loaded.forget_pictures(self._forgotten)
         self._forgotten = begun

@@ -87,7 +87,10 @@ class Optimizer:
         risen = min(1.0, self.steps / max(1, self.settings.warmup_steps))
         for group_settings in self._adam.param_groups:
             group_settings["lr"] = group_settings["peak"] * risen * scale
-        self._adam.step()
+        if self._slices is None:
+            self._adam.step()
+        else:
+            self._slices.together(self._adam.step)
         self._publish()
         self.zero_grad()
         metrics = {"grad_norm": float(norms[0]), "learning_rate": self.settings.learning_rate * risen * scale}

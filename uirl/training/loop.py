@@ -202,6 +202,8 @@ class RLTrainer:
             goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
             say(f"run directory {short(record.path)}")
+            if self.learner.ranks is not None:
+                say(f"{self.learner.ranks.count} processes learn together; this one plays")
             if self._settled.chosen:
                 say(str(self._settled))
             say(self._parts.tasks.summary)
