@@ -129,7 +129,7 @@ def test_a_call_brings_the_pictures_that_its_samples_show():
 )
 def test_what_cannot_be_sliced_is_refused_by_name(change, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        require_sliceable(make_config(change))
+        require_sliceable(make_config(change).model, make_config(change).training)
     assert change.split("=")[0] in str(refused.value)
 
 

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from uirl.config import ConfigStore
+from uirl.config import ModelConfig, TrainingConfig
 from uirl.errors import ConfigError, ContractError, ProcessLost
 from uirl.images import ImageStore, Screenshot
 from uirl.types import Sample
@@ -285,10 +285,10 @@ def join() -> Ranks:
     return Ranks(rank, count, init_device_mesh("cuda" if gpus else "cpu", (count,)), store)
 
 
-def require_sliceable(config: ConfigStore) -> None:
+def require_sliceable(model: ModelConfig, training: TrainingConfig) -> None:
     """Raise ConfigError for what processes that learn together cannot do."""
-    device = config.model.device
-    if config.training.optimizer == "adamw_8bit":
+    device = model.device
+    if training.optimizer == "adamw_8bit":
         raise ConfigError(
             "training.optimizer=adamw_8bit: its moments are in blocks that slices of a weight would cut, got several "
             "processes; expected adamw, whose moments each of them keeps a slice of. Set training.optimizer=adamw"

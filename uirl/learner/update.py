@@ -79,7 +79,7 @@ class Learner:
         self.ranks = ranks
         self._slices: Slices | None = None
         if ranks is not None:
-            require_sliceable(config)
+            require_sliceable(config.model, config.training)
             self._slices = ranks.call(Begin(config.to_dict()), lambda: Slices(ranks, policy.model, policy.value_head))
 
     # -- supervised --------------------------------------------------------------------------------------------

@@ -149,8 +149,9 @@ def assemble(
     # on the learner's own module, on a copy where actors run ahead of it, or in processes of their own, here or in Ray
     embedded = config.inference.backend == "transformers"
     if actors.engines and embedded:
+        learners = 1 if ranks is None else ranks.count
         engine: InferenceEngine = engine_workers(
-            config.engine_settings, config.ray, config.training.threads, policy.loaded
+            config.engine_settings, config.ray, config.training.threads, policy.loaded, learners=learners
         )
     else:
         ahead = actors.run_ahead and embedded

@@ -99,7 +99,7 @@ class RLTrainer:
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
         if ranks is not None:
-            require_sliceable(config)
+            require_sliceable(config.model, config.training)
         self._settled = settle(config, policy=policy, learners=1 if ranks is None else ranks.count)
         require_room(self._settled)
         self.config = config = self._settled.config.check(training=True)
