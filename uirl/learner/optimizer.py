@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from uirl.errors import CheckpointError, ConfigError, NonFiniteError
-from uirl.learner.data_parallel import Slices
+
+if TYPE_CHECKING:
+    from uirl.learner.slices import Slices
 
 Named = Sequence[tuple[str, nn.Parameter]]
 

@@ -12,7 +12,7 @@ from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner.batch import MicroBatchRoom, SampleBatches
 from uirl.learner.credit import Anchors, credit_of_update, numbered, score_old, score_reference, stale_weights
-from uirl.learner.data_parallel import Begin, GatherState, Learn, Ranks, Slices, require_sliceable
+from uirl.learner.data_parallel import Begin, GatherState, Learn, Ranks, require_sliceable
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.settings import LearnerSettings
@@ -79,6 +79,8 @@ class Learner:
         self.ranks = ranks
         self._slices: Slices | None = None
         if ranks is not None:
+            from uirl.learner.slices import Slices  # FSDP2 is loaded where it is used
+
             require_sliceable(config.model, config.training)
             self._slices = ranks.call(Begin(config.to_dict()), lambda: Slices(ranks, policy.model, policy.value_head))
 
