@@ -19,6 +19,7 @@ from tests.learner.updates import TEXT
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.errors import UirlError
 from uirl.images import ImageStore
+from uirl.inference.models.loading import load_model
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.learner.data_parallel import Begin, Learn, Ranks, join
 from uirl.learner.follower import Follower
@@ -36,6 +37,7 @@ UPDATES = {
     "not finite": [TEXT, "training.adv_estimator=gae", "training.seed=102"],
 }
 """Name -> changes of the config."""
+QUANTIZED = ["model.quantization=nf4", "model.use_lora=true", "model.dtype=bfloat16", "training.adv_estimator=gae"]
 FAULTS = {101: "memory", 102: "not finite", 103: "alone"}
 """Seed -> what goes wrong in the second process, and only there."""
 TOGETHER = ["training.adv_estimator=gae", TEXT]
@@ -101,6 +103,10 @@ def lead(ranks: Ranks, folder: Path) -> None:
 
     for name, overrides in UPDATES.items():
         write(name, both(overrides))
+    load_model(make_config("model.tiny.hidden_size=64", "model.tiny.intermediate_size=128").model).save(
+        folder / "model"
+    )
+    write("four bits", both([f"model.local_path={folder / 'model'}", *QUANTIZED]))
     write("demonstrations", {how: demonstrated(ranks if together else None) for how, together in ALIKE.items()})
     write("checkpoints", carried_on(ranks, folder))
     write("alone", seen(*learner_of([*TOGETHER, "training.seed=103"], ranks)))  # the last: they part over it
