@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from uirl.cli import begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
+from uirl.cli.learners import several_learners
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
 from uirl.runtime.terminal import lasting_output, short, visible
 
 if TYPE_CHECKING:
+    from uirl.learner.data_parallel import Ranks
     from uirl.training import EvaluationReport, RayPPOTrainer
 
 
@@ -162,6 +164,11 @@ class _Version(argparse.Action):
 
 
 def _train(options: argparse.Namespace) -> int:
+    with several_learners() as ranks:
+        return 0 if ranks is not None and not ranks.leads else _lead(options, ranks)
+
+
+def _lead(options: argparse.Namespace, ranks: Ranks | None) -> int:
     if options.from_step is not None:
         options.overrides.append(f"checkpoint.from_step={options.from_step}")
     if options.resume or options.from_step is not None:
@@ -186,7 +193,7 @@ def _train(options: argparse.Namespace) -> int:
             config.logging.call_runs(Path(path).stem)
         if config.checkpoint.resume:
             config.logging.run_name = run_name_for(config)  # where there is none: before a model is loaded
-        trainer = RayPPOTrainer(config)
+        trainer = RayPPOTrainer(config, ranks=ranks)
     try:
         with live_board(f"{config.environment.label}  {config.training.adv_estimator}  {config.model.model_name}"):
             trainer.fit()

@@ -216,10 +216,13 @@ class RemoteEngine(InferenceEngine):
         return answered
 
 
-def engine_workers(settings: EngineSettings, ray: RayConfig, threads: int | None, loaded: LoadedModel) -> Router:
+def engine_workers(
+    settings: EngineSettings, ray: RayConfig, threads: int | None, loaded: LoadedModel, *, learners: int = 1
+) -> Router:
     """Return `actors.engines` engines in processes of their own, here or in Ray, as one engine; each loads the model of
     `settings` when it is first asked. `threads`: of each one's arithmetic; None: its share. `loaded`: the learner's
-    model, which `settings` must describe. Raises ConfigError where Ray is asked for and there is no cluster."""
+    model, which `settings` must describe; `learners`: processes that learn together, each on a GPU. Raises ConfigError
+    where Ray is asked for and there is no cluster."""
     model, inference, actors = settings.model, settings.inference, settings.actors
     count = actors.engines
     names = [f"engine-{number}" for number in range(count)]
@@ -250,7 +253,7 @@ def engine_workers(settings: EngineSettings, ray: RayConfig, threads: int | None
             plain["model"]["device"] = "cuda"  # the one that it sees
         if threads is None and loaded.device.type == "cpu":
             threads = max(1, (os.cpu_count() or 1) // count)
-        gpus = gpus_for(count, loaded.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = gpus_for(count, loaded.device, os.environ.get("CUDA_VISIBLE_DEVICES"), learners=learners)
         transports = [Children(variables={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus]
     engines = [
         RemoteEngine(plain, files=files, name=name, threads=threads, transport=transport)
@@ -272,18 +275,23 @@ def supervisors_of(engine: InferenceEngine) -> list[Supervisor]:
     return [one.supervisor for one in engines if isinstance(one, RemoteEngine)]
 
 
-def gpus_for(count: int, learner: torch.device, visible: str | None, *, present: int | None = None) -> list[str | None]:
+def gpus_for(
+    count: int, learner: torch.device, visible: str | None, *, present: int | None = None, learners: int = 1
+) -> list[str | None]:
     """Return the GPU of each of `count` engine processes, as CUDA_VISIBLE_DEVICES names it; None: none.
 
-    The learner's is left out where there are others, and these are given out in turn. `visible`: CUDA_VISIBLE_DEVICES
-    of this process, `present`: how many GPUs it sees; None: as many as torch says.
+    The learner's is left out where there are others, and these are given out in turn; of several `learners` those of
+    all, which follow it. `visible`: CUDA_VISIBLE_DEVICES of this process, `present`: how many GPUs it sees; None: as
+    many as torch says.
     """
     if learner.type != "cuda":
         return [None] * count
     seen = torch.cuda.device_count() if present is None else present
     all_of_them = [one.strip() for one in visible.split(",")] if visible else [str(number) for number in range(seen)]
     mine = learner.index or 0
-    others = [gpu for number, gpu in enumerate(all_of_them[:seen]) if number != mine] or all_of_them[mine : mine + 1]
+    taken = range(mine, mine + learners)
+    others = [gpu for number, gpu in enumerate(all_of_them[:seen]) if number not in taken]
+    others = others or all_of_them[mine : mine + 1]
     return [others[number % len(others)] for number in range(count)]
 
 

@@ -32,9 +32,11 @@ from uirl.inference.models.shared_prompts import (
     runs_of_like_length,
     window_of,
 )
+from uirl.learner.data_parallel import Ranks
 from uirl.runtime.memory import is_out_of_memory
 from uirl.types import Sample
 
+T = TypeVar("T")
 SHORT = 192
 """Tokens of a row up to which the backward pass of attention in bfloat16 takes a CPU longer than in float32: twice to
 four times as long at 32 to 160, as long at 192 to 400 (torch 2.13, Xeon with AMX)."""
@@ -227,18 +229,38 @@ class SampleBatches:
     """A prompt of several samples is read once, where the model takes that and it saves enough."""
     padding_free: bool = True
     """Samples of unlike lengths are read in one row without padding, where the model takes that."""
+    ranks: Ranks | None = None
+    """The processes that learn together, each of which gets its part of the samples; None: this one is alone."""
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
-        """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`."""
+        """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`; of several processes,
+        for those of this one's part."""
+        if self.ranks is not None:
+            chosen = chosen[self.ranks.share([len(self.samples[i].token_ids) for i in chosen])]
         subset = [self.samples[i] for i in chosen]
         for group in self._micro_batches(subset):
             members = [chosen[i] for i in group.members]
             self.room.rows, self.room.size = len(members), group.size
             self.room.width = max(len(subset[i].token_ids) for i in group.members)
             yield collate(self.loaded, [subset[i] for i in group.members], self.images, group.in_order), members
+
+    def results(self, attempt: Callable[[], T], kind: Any) -> list[T]:
+        """Return what `attempt`, which makes passes over `of`, returned within the memory of each process, of the
+        annotation `kind`. Where it failed in one, it fails in all."""
+        if self.ranks is None:
+            return [self.room.within_memory(attempt)]
+        return self.ranks.together(lambda: self.room.within_memory(attempt), kind)
+
+    def joined(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors [...] of which each is 0 in all processes but one, as they are there, on the CPU."""
+        if self.ranks is None or not parts:
+            return list(parts)
+        flat = self.ranks.summed(torch.cat([part.detach().float().flatten().cpu() for part in parts]))
+        split = flat.split([part.numel() for part in parts])
+        return [one.view(part.shape) for one, part in zip(split, parts, strict=True)]
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         prompts: list[Hashable] = list(range(len(samples)))
@@ -462,7 +484,6 @@ def _require_budget(token_budget: int) -> None:
         raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
 
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 REMEDY = (
     "set model.gradient_checkpointing=true, show smaller or fewer pictures (rollout.max_images), shorten the context "

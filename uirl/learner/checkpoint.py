@@ -33,6 +33,7 @@ from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_mod
 from uirl.inference.models.quantized import is_quantized, plain_weight
 from uirl.inference.models.unpacked import folder_of
 from uirl.learner import lora
+from uirl.learner.data_parallel import Restore
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.update import Learner
@@ -109,7 +110,7 @@ def save_checkpoint(
         if learner.policy.reference_weights is not None:
             write_tensors(work / _REFERENCE, learner.policy.reference_weights)
         if learner.optimizer is not None and save_optimizer:
-            write_tensors(work / _OPTIMIZER, learner.optimizer.state())
+            write_tensors(work / _OPTIMIZER, learner.optimizer_state())
         write_json(work / _STATE, _state_of(learner, extra, save_optimizer).model_dump())
     if keep_last_n is not None:
         for old in [one for one in finished_folders(target.parent) if one not in kept or one == target][:-keep_last_n]:
@@ -141,6 +142,8 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
         _set_random(state.random)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(damaged(source, _STATE, f"has no valid 'random': {error}")) from error
+    if learner.ranks is not None:
+        learner.ranks.call(Restore(str(source.resolve())), lambda: None)
     return state.extra
 
 

@@ -94,7 +94,9 @@ def score_samples(
     them."""
     if not (log_probs or values):
         return BatchScores()
-    token_log_probs, token_values, final_values = ([torch.empty(0)] * len(batches) for _ in range(3))
+    # 0 where another process makes the pass
+    token_log_probs, token_values = ([torch.zeros(count) for count in view.token_counts] for _ in range(2))
+    final_values = list(torch.zeros(len(batches)).split(1))
 
     def score() -> None:
         for batch, members in batches.of(range(len(batches))):
@@ -106,11 +108,15 @@ def score_samples(
                 _place(token_values, members, batch.flatten(scores.values).cpu().split(counts))
                 _place(final_values, members, scores.final_values.cpu().split(1))
 
-    batches.room.within_memory(score)
+    batches.results(score, None)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat(batches.joined(parts))
+
     return BatchScores(
-        log_probs=view.spread(torch.cat(token_log_probs)) if log_probs else None,
-        values=view.spread(torch.cat(token_values)) if values else None,
-        final_values=torch.cat(final_values)[list(view.last_samples)] if values else None,
+        log_probs=view.spread(joined(token_log_probs)) if log_probs else None,
+        values=view.spread(joined(token_values)) if values else None,
+        final_values=joined(final_values)[list(view.last_samples)] if values else None,
     )
 
 
@@ -212,6 +218,12 @@ def _padded(view: ResponseView, compact: Tensor) -> Tensor:
 
 Anchors = Mapping[str, Sequence[Hashable]]
 """For each trajectory id the key of the state in which each turn started; equal keys are equal states."""
+
+
+def numbered(anchors: Anchors) -> dict[str, list[int]]:
+    """Return the same with a number for each state, which another process can be told."""
+    numbers: dict[Hashable, int] = {}
+    return {id: [numbers.setdefault(key, len(numbers)) for key in keys] for id, keys in anchors.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from uirl.errors import CheckpointError, ConfigError, NonFiniteError
+
+if TYPE_CHECKING:
+    from uirl.learner.slices import Slices
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -37,10 +40,16 @@ class Optimizer:
 
     Weights narrower than float32 get a float32 master: gradients of micro-batches are summed there, the step is taken
     there, and the weight is its rounding. A step of 1e-5 on a bfloat16 weight of 1 would otherwise be lost.
+
+    With `slices` several processes step together, each its slice of every weight. What they add up are sums over the
+    whole batch, so the gradient is the sum of theirs.
     """
 
-    def __init__(self, policy: Named, value: Named, settings: OptimizerSettings) -> None:
+    def __init__(self, policy: Named, value: Named, settings: OptimizerSettings, slices: Slices | None = None) -> None:
         self.settings = settings
+        self._slices = slices
+        self._sums: dict[str, Tensor] = {}
+        """Gradients of narrower weights, whole and in float32, before `slices` sums them up."""
         self.steps = 0
         self._groups = (tuple(policy), tuple(value))
         self._masters: dict[str, tuple[nn.Parameter, Tensor]] = {}
@@ -58,6 +67,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._adam.zero_grad(set_to_none=True)
+        self._sums.clear()
         for group in self._groups:
             for _, parameter in group:
                 parameter.grad = None
@@ -67,6 +77,8 @@ class Optimizer:
 
         Raises NonFiniteError that names the first weight whose gradient is not finite; no weight has changed then.
         """
+        if self._slices is not None:
+            self._reduce(self._slices)
         norms = [self._norm(group) for group in self._groups]
         for norm, group in zip(norms, self._groups, strict=True):
             if not torch.isfinite(norm):
@@ -77,7 +89,10 @@ class Optimizer:
         risen = min(1.0, self.steps / max(1, self.settings.warmup_steps))
         for group_settings in self._adam.param_groups:
             group_settings["lr"] = group_settings["peak"] * risen * scale
-        self._adam.step()
+        if self._slices is None:
+            self._adam.step()
+        else:
+            self._slices.together(self._adam.step)
         self._publish()
         self.zero_grad()
         metrics = {"grad_norm": float(norms[0]), "learning_rate": self.settings.learning_rate * risen * scale}
@@ -105,7 +120,7 @@ class Optimizer:
         for name, weight in self._stepped.items():
             kept = moments_of(self._adam, weight) if self.settings.eight_bit else self._adam.state.get(weight, {})
             tensors |= {f"{kind}.{name}": value for kind, value in kept.items()}
-        return tensors
+        return tensors if self._slices is None else {key: self._slices.to_save(one) for key, one in tensors.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Continue from what `state` gave. Raises CheckpointError where the weights have other names or shapes, and for
@@ -127,7 +142,7 @@ class Optimizer:
                     f"the optimizer state of {name!r} ({kind}, {tuple(tensor.shape)}) fits no weight of this policy; "
                     "was the checkpoint made with another model, other adapters or another estimator?"
                 )
-            states.setdefault(name, {})[kind] = tensor
+            states.setdefault(name, {})[kind] = tensor if self._slices is None else self._slices.cut(tensor)
         with torch.no_grad():
             for name, state in states.items():
                 stepped = self._stepped[name]
@@ -151,19 +166,32 @@ class Optimizer:
 
     def _tensor_to_step(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return the tensor that AdamW steps: the parameter, or its master."""
-        if parameter.dtype in (torch.float32, torch.float64):
+        slices, narrow = self._slices, parameter.dtype not in (torch.float32, torch.float64)
+        if slices is None and not narrow:
             return parameter
-        master = parameter.detach().float().clone()
+        master = parameter.detach().float().clone() if slices is None else slices.begin(name, parameter)
+        if not narrow:
+            return master
         self._masters[name] = (parameter, master)
 
         def move(p: Tensor) -> None:
             assert p.grad is not None
-            grad = p.grad.float()
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            grad, before = p.grad.float(), master.grad if slices is None else self._sums.get(name)
+            total = grad if before is None else before.add_(grad)
+            if slices is None:
+                master.grad = total
+            else:
+                self._sums[name] = total
             p.grad = None
 
         self._hooks.append(parameter.register_post_accumulate_grad_hook(move))
         return master
+
+    def _reduce(self, slices: Slices) -> None:
+        """Give the weights that are stepped the sums of the gradients of all processes."""
+        gradients = {name: self._sums.get(name, p.grad) for group in self._groups for name, p in group}
+        for name, gradient in slices.reduce(gradients).items():
+            self._stepped[name].grad = gradient
 
     def _gradients(self, group: Named) -> dict[str, Tensor]:
         found = {name: self._stepped[name].grad for name, _ in group}
@@ -173,7 +201,8 @@ class Optimizer:
         gradients = self._gradients(group)
         if not gradients:
             return torch.zeros(())
-        return torch.nn.utils.get_total_norm(list(gradients.values()))
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+        return norm if self._slices is None else self._slices.whole(norm)
 
     def _clip(self, norm: Tensor, group: Named) -> None:
         limit = self.settings.max_grad_norm
@@ -182,12 +211,16 @@ class Optimizer:
                 gradient.mul_(limit / float(norm))
 
     def _publish(self) -> None:
+        if self._slices is not None:
+            self._slices.gather()
+            return
         with torch.no_grad():
             for parameter, master in self._masters.values():
                 parameter.copy_(master)
 
     def _blame(self, group: Named) -> str:
         for name, grad in self._gradients(group).items():
+            grad = grad if self._slices is None else self._slices.whole(grad)
             if not grad.isfinite().all():
                 bad = int((~grad.isfinite()).sum())
                 return (

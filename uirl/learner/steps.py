@@ -32,7 +32,7 @@ from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy, TokenScores
 from uirl.learner.settings import EngineGap, LearnerSettings
 from uirl.learner.view import ResponseView
-from uirl.metrics import Metrics
+from uirl.metrics import Metrics, Reduction
 from uirl.storage import LearnedTokens
 from uirl.types import Sample
 
@@ -277,9 +277,10 @@ class UpdateSteps:
         """
         target = self.settings.algorithm.target_kl
         with training(self.policy, self.optimizer):
-            losses, figures = batches.room.within_memory(
-                lambda: self._accumulate(batches, chosen, objective, compare=first)
-            )
+            found = batches.results(lambda: self._accumulate(batches, chosen, objective, compare=first), _Found)
+            losses, figures = joined_figures(found)
+            if self.passes is not None:
+                self.passes.join(batches, chosen)
             self.metrics.merge(figures)
             kl = figures.reduce().get("approx_kl")
             if target is not None and not first and (kl is None or kl > target):
@@ -291,7 +292,7 @@ class UpdateSteps:
 
     def _accumulate(
         self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, *, compare: bool
-    ) -> tuple[dict[str, float], Metrics]:
+    ) -> _Found:
         """Leave the gradient of the chosen samples in the optimizer, and nothing of an earlier attempt; return their
         losses and what was measured."""
         self.optimizer.zero_grad()
@@ -318,7 +319,7 @@ class UpdateSteps:
                 losses[term.name] = losses.get(term.name, 0.0) + term.loss.item()
                 figures.add_all(term.metrics, term.tokens)
             torch.stack([term.weight * term.loss for term in terms]).sum().backward()
-        return losses, figures
+        return losses, figures.collected()
 
     def _compare_with_engine(
         self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample], figures: Metrics
@@ -332,6 +333,21 @@ class UpdateSteps:
         figures.add("log_prob_gap_mean", float(gap.nats.sum()) / gap.tokens, gap.tokens)
         if self.settings.gap_limits is not None:
             gap.require(self.settings.gap_limits, samples, self.policy.loaded.dtype)
+
+
+_Found = tuple[dict[str, float], dict[str, tuple[Reduction, list[tuple[float, float]]]]]
+"""The losses of a part of a minibatch, and what was measured in it."""
+
+
+def joined_figures(found: Sequence[_Found]) -> tuple[dict[str, float], Metrics]:
+    """Return the losses and the measured figures of a minibatch, from those of its parts."""
+    losses: dict[str, float] = {}
+    figures = Metrics()
+    for of_part, measured in found:
+        for name, loss in of_part.items():
+            losses[name] = losses.get(name, 0.0) + loss
+        figures.merge(Metrics.of_collected(measured))
+    return losses, figures
 
 
 def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dict[str, float]:
@@ -351,7 +367,7 @@ def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dic
         return total
 
     with training(policy, optimizer):
-        total = batches.room.within_memory(accumulate)
+        total = sum(batches.results(accumulate, float))
         metrics = optimizer.step()
     return {"loss": total, "tokens": float(tokens), "sequences": float(len(batches))} | metrics
 
@@ -381,15 +397,20 @@ def update_kl(
 
     Reference: Schulman, "Approximating KL divergence" (2020).
     """
-    total, tokens = 0.0, 0.0
-    for batch, members in batches.of(chosen):
-        now = policy.log_probs_and_values(batch, temperature).log_probs
-        before = objective.rows(batch, members).old_log_probs
-        assert now is not None
-        assert before is not None
-        total += float(compute_kl(batch.flatten(before), batch.flatten(now), "k3").sum())
-        tokens += float(batch.response_mask.sum())
-    return total / max(tokens, 1.0)
+
+    def measure() -> tuple[float, float]:
+        total, tokens = 0.0, 0.0
+        for batch, members in batches.of(chosen):
+            now = policy.log_probs_and_values(batch, temperature).log_probs
+            before = objective.rows(batch, members).old_log_probs
+            assert now is not None
+            assert before is not None
+            total += float(compute_kl(batch.flatten(before), batch.flatten(now), "k3").sum())
+            tokens += float(batch.response_mask.sum())
+        return total, tokens
+
+    totals, tokens = zip(*batches.results(measure, tuple[float, float]), strict=True)
+    return sum(totals) / max(sum(tokens), 1.0)
 
 
 def shorten_update(
@@ -413,7 +434,7 @@ def shorten_update(
     """
 
     def measure() -> float:
-        return batches.room.within_memory(lambda: update_kl(policy, temperature, batches, objective, chosen))
+        return update_kl(policy, temperature, batches, objective, chosen)
 
     halvings, undone = 0, False
     kl = measure()
@@ -505,6 +526,16 @@ class TokenPasses:
         counts = [self._counts[i] for i in members]
         parts = [batch.flatten(one.detach()).split(counts) for one in (scores.log_probs, scores.entropy)]
         self._newest |= dict(zip(members, zip(*parts, strict=True), strict=True))
+
+    def join(self, batches: SampleBatches, chosen: Sequence[int]) -> None:
+        """Note what other processes did of the samples `chosen`, over all of which there was a pass."""
+        if batches.ranks is None:
+            return
+        mine = set(chosen[batches.ranks.share([len(batches.samples[i].token_ids) for i in chosen])])
+        nothing = {i: (torch.zeros(self._counts[i]),) * 2 for i in chosen}
+        pairs = [self._newest[i] if i in mine else nothing[i] for i in chosen]
+        columns = (batches.joined(column) for column in zip(*pairs, strict=True))
+        self._newest |= dict(zip(chosen, zip(*columns, strict=True), strict=True))
 
     def has(self, sample: int) -> bool:
         """Return whether there was a pass over a sample."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from uirl.algorithms import Algorithm, EntropyController, KLController
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner.batch import MicroBatchRoom, SampleBatches
-from uirl.learner.credit import Anchors, credit_of_update, score_old, score_reference, stale_weights
+from uirl.learner.credit import Anchors, credit_of_update, numbered, score_old, score_reference, stale_weights
+from uirl.learner.data_parallel import Begin, GatherState, Learn, Ranks, require_sliceable
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.settings import LearnerSettings
@@ -34,11 +37,18 @@ class Learner:
 
     `version` counts the steps' worth of weights: it rises with every update that changed them and names the policy
     that samples were drawn from. `images` holds the pictures of the samples. An `algorithm` (`PPO(...)`, `GRPO(...)`)
-    overrides the estimator, the credit and the loss of the config.
+    overrides the estimator, the credit and the loss of the config. `ranks`: the processes that learn together; None:
+    this one is alone.
     """
 
     def __init__(
-        self, policy: Policy, config: ConfigStore, images: ImageStore, *, algorithm: Algorithm | None = None
+        self,
+        policy: Policy,
+        config: ConfigStore,
+        images: ImageStore,
+        *,
+        algorithm: Algorithm | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -66,6 +76,13 @@ class Learner:
         steered = config.training.target_entropy is not None and config.entropy_coef > 0
         self.entropy = EntropyController(config.entropy_coef) if steered else None
         """Steers the weight of the entropy bonus towards `training.target_entropy`; None: nothing does."""
+        self.ranks = ranks
+        self._slices: Slices | None = None
+        if ranks is not None:
+            from uirl.learner.slices import Slices  # FSDP2 is loaded where it is used
+
+            require_sliceable(config.model, config.training)
+            self._slices = ranks.call(Begin(config.to_dict()), lambda: Slices(ranks, policy.model, policy.value_head))
 
     # -- supervised --------------------------------------------------------------------------------------------
 
@@ -78,8 +95,13 @@ class Learner:
         """
         if not samples:
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
-        batches = self._batches(samples)
-        metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)
+        if self.ranks is None:
+            return self._imitate(samples)
+        call = Learn.of(samples, self.images, self.run_length, supervised=True)
+        return self.ranks.call(call, lambda: self._imitate(samples))
+
+    def _imitate(self, samples: Sequence[Sample]) -> dict[str, float]:
+        metrics = imitate(self.policy, self.use_optimizer("supervised"), self._batches(samples))
         self.version += 1
         return metrics
 
@@ -104,6 +126,20 @@ class Learner:
         taken. Raises AlignmentError where samples do not fit together or not this policy, NonFiniteError where a loss
         or gradient is not finite.
         """
+        if self.ranks is None:
+            return self._update(samples, anchors, spared, on_learned)
+        numbers = None if anchors is None else numbered(anchors)
+        more = {"anchors": numbers, "spared": dict(spared or {}), "noted": on_learned is not None}
+        call = Learn.of(samples, self.images, self.run_length, supervised=False, **more)
+        return self.ranks.call(call, lambda: self._update(samples, numbers, spared, on_learned))
+
+    def _update(
+        self,
+        samples: Sequence[Sample],
+        anchors: Anchors | None,
+        spared: Mapping[str, int] | None,
+        on_learned: OnLearned | None,
+    ) -> dict[str, float]:
         view = response_view(samples)
         view.require_versions(self.version)
         self._freeze_reference()
@@ -150,14 +186,20 @@ class Learner:
                 self.optimizer.detach()
             head = self.policy.value_head if phase == "update" else None
             value = [] if head is None else [(f"value_head.{n}", p) for n, p in head.named_parameters()]
-            self.optimizer = Optimizer(self.policy.named_trainable(), value, self.settings.optimizer(phase))
+            how = self.settings.optimizer(phase)
+            self.optimizer = Optimizer(self.policy.named_trainable(), value, how, self._slices)
             self.phase = phase
         return self.optimizer
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer, which there must be: see `Optimizer.state`."""
+        assert self.optimizer is not None
+        return self.optimizer.state() if self.ranks is None else self.ranks.call(GatherState(), self.optimizer.state)
 
     def _batches(self, samples: Sequence[Sample]) -> SampleBatches:
         how = self.config.training
         loaded, images, room = self.policy.loaded, self.images, self.room
-        return SampleBatches(loaded, samples, images, room, how.share_prompts, how.padding_free)
+        return SampleBatches(loaded, samples, images, room, how.share_prompts, how.padding_free, self.ranks)
 
     def _learning_rate_share(self) -> float:
         training = self.settings.training

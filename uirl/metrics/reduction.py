@@ -78,6 +78,19 @@ class Metrics:
             self.add(name, None, reduction=other._reductions[name])
             self._values[name].extend(pairs)
 
+    def collected(self) -> dict[str, tuple[Reduction, list[tuple[float, float]]]]:
+        """Return what was added, as plain data: name -> (its reduction, pairs of value and weight)."""
+        return {name: (self._reductions[name], pairs) for name, pairs in self._values.items()}
+
+    @classmethod
+    def of_collected(cls, data: Mapping[str, tuple[Reduction, list[tuple[float, float]]]]) -> Metrics:
+        """Return the metrics that `collected` describes."""
+        made = cls()
+        for name, (reduction, pairs) in data.items():
+            made.add(name, None, reduction=reduction)
+            made._values[name].extend(pairs)
+        return made
+
     def reduce(self) -> dict[str, float | None]:
         """Return one number per name, in the order of first appearance. The values stay; see `clear`."""
         row: dict[str, float | None] = {}

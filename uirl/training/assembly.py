@@ -17,6 +17,7 @@ from uirl.inference.models.copying import copy_of
 from uirl.inference.registry import create_engine
 from uirl.inference.workers import engine_workers
 from uirl.learner import Learner, Policy
+from uirl.learner.data_parallel import Ranks
 from uirl.rollout.collector import Collector, chat_for, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.memory import give_back_memory
@@ -104,10 +105,12 @@ def assemble(
     eval_dataset: Iterable[Any] | None = None,
     *,
     for_training: bool = False,
+    ranks: Ranks | None = None,
 ) -> Assembly:
     """Return the parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
-    `dataset` and `eval_dataset`: see `task_sets`. Raises ConfigError where a `reset` cannot be told what the tasks say
-    or, `for_training`, the estimator compares episodes of different instances."""
+    `dataset` and `eval_dataset`: see `task_sets`; `ranks`: the processes that learn together. Raises ConfigError where
+    a `reset` cannot be told what the tasks say or, `for_training`, the estimator compares episodes of different
+    instances."""
     by_name = environment is None
     if not by_name and not isinstance(environment, BaseEnvironment):
         got = f"the class {environment.__name__}" if isinstance(environment, type) else repr(environment)[:80]
@@ -140,14 +143,15 @@ def assemble(
     # in memory or, where other processes play, in a folder that they share
     shares = config.ray.use_ray or actors.processes > 0
     images = SharedImageStore(SharedPictures.make(actors.pictures)) if shares else ImageStore()
-    learner = Learner(policy, config, images)
+    learner = Learner(policy, config, images, ranks=ranks)
     chat = chat_for(policy.loaded, environment)
     options = options_of(config.turn_limit, rollout, config.inference, reward_fn or verifier)
     # on the learner's own module, on a copy where actors run ahead of it, or in processes of their own, here or in Ray
     embedded = config.inference.backend == "transformers"
     if actors.engines and embedded:
+        learners = 1 if ranks is None else ranks.count
         engine: InferenceEngine = engine_workers(
-            config.engine_settings, config.ray, config.training.threads, policy.loaded
+            config.engine_settings, config.ray, config.training.threads, policy.loaded, learners=learners
         )
     else:
         ahead = actors.run_ahead and embedded

@@ -15,6 +15,7 @@ from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
+from uirl.learner.data_parallel import Ranks, require_sliceable
 from uirl.metrics import plain_row
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
@@ -70,7 +71,8 @@ class RLTrainer:
     the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: those the config names,
     else the environment's own. `eval_dataset`: the tasks of every evaluation; None: those the config names or chooses
     (`environment.eval_tasks`, `eval_options`), else the training tasks on instances of other seeds. `callbacks` are
-    told of updates, evaluations and checkpoints, and may end the run.
+    told of updates, evaluations and checkpoints, and may end the run. `ranks`: the processes that learn together, of
+    which this one leads; None: it is alone.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RLTrainer:
         tasks: TaskSource | None = None,
         eval_dataset: Iterable[Any] | None = None,
         callbacks: Iterable[Callback] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         if not isinstance(config, ConfigStore):
             raise ConfigError(
@@ -95,11 +98,13 @@ class RLTrainer:
         config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        self._settled = settle(config, policy=policy)
+        if ranks is not None:
+            require_sliceable(config.model, config.training)
+        self._settled = settle(config, policy=policy, learners=1 if ranks is None else ranks.count)
         require_room(self._settled)
         self.config = config = self._settled.config.check(training=True)
         self._parts: Assembly = assemble(
-            config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
+            config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True, ranks=ranks
         )
         if tasks is not None and config.curriculum.enabled:
             raise ConfigError("got a task source and curriculum.enabled=true, which each choose tasks; leave one out")
@@ -197,6 +202,8 @@ class RLTrainer:
             goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
             say(f"run directory {short(record.path)}")
+            if self.learner.ranks is not None:
+                say(f"{self.learner.ranks.count} processes learn together; this one plays")
             if self._settled.chosen:
                 say(str(self._settled))
             say(self._parts.tasks.summary)

@@ -161,10 +161,12 @@ def plan_of(
     picture: tuple[int, int] = PICTURE,
     tokens: int | None = None,
     model: Described | None = None,
+    learners: int = 1,
 ) -> Plan:
     """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`:
     width and height of a screenshot. `tokens`: of the longest sequence; None: what the config bounds it to, or what its
-    turns add up to. `model`: that of the run, where a caller has it.
+    turns add up to. `model`: that of the run, where a caller has it. `learners`: processes that learn together, each on
+    a GPU of its own; the plan is that of the one which plays.
 
     Raises CheckpointError where the config or the tokenizer of the model cannot be read.
     """
@@ -172,7 +174,7 @@ def plan_of(
     run = _Run(config, model, picture, tokens, gpu)
     here = config.inference.backend == "transformers" and not config.actors.engines
     may = None if limit is None else (1 - FREE) * limit
-    states = run.states()
+    states = run.states(learners)
     waiting = {name: size for name, size in states.items() if name not in (GRADIENTS, BEFORE)}
     beside = {"contexts, libraries": PROCESS} | ({} if gpu else {"pictures kept": run.pictures_kept()})
     awake = {"engine": _engine(config.inference, limit)}
@@ -268,8 +270,9 @@ class _Run:
             bound=bound if longest == limits[bound] else None,
         )
 
-    def states(self) -> dict[str, float]:
-        """Return what stays: two moments of what is trained, and float32 masters of what is narrower."""
+    def states(self, learners: int = 1) -> dict[str, float]:
+        """Return what stays: two moments of what is trained, and float32 masters of what is narrower; of several
+        `learners` each keeps a slice of these, and of masters of everything."""
         config, model, size = self.config, self.loaded.model, self.itemsize
         head = [self.shape.text.width, 1] if self.critic else []
         trained = sum(self.trained)
@@ -287,9 +290,9 @@ class _Run:
         return out | {
             "value head": float(FP32 * sum(head)),
             "reference": float(size * trained) if config.needs_reference and not self.adapters else 0.0,
-            "optimizer": float(moments + (FP32 * trained if size < FP32 else 0)),
+            "optimizer": (moments + (FP32 * trained if size < FP32 or learners > 1 else 0)) / learners,
             GRADIENTS: float(FP32 * (trained + sum(head))),
-            BEFORE: FP32 * (trained + sum(head)) if config.algorithm.max_update_kl is not None else 0.0,
+            BEFORE: FP32 * (trained + sum(head)) / learners if config.algorithm.max_update_kl is not None else 0.0,
         }
 
     def update(self, states: Mapping[str, float]) -> dict[str, float]:
@@ -446,7 +449,8 @@ def settle(
 
     `phases`: those of which the learning rates are wanted (`uirl.config.rates.USUAL`). `here`: (whether the model lies
     on a GPU, bytes of that GPU or of the machine; None: unknown); None: those of this machine. `policy`: one that is
-    loaded already, which says what it is. `sizes`: `picture`, `tokens` and `model` of `plan_of`.
+    loaded already, which says what it is. `sizes`: `picture`, `tokens`, `model` and `learners` of
+    `plan_of`.
     Raises CheckpointError where the config or the tokenizer of a checkpoint cannot be read.
     """
     config, model = config.model_copy(deep=True), config.model

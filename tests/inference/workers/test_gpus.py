@@ -26,3 +26,8 @@ def test_engines_share_the_gpus_that_the_learner_leaves(
     learner: str, visible: str | None, present: int, expected: list[str | None]
 ) -> None:
     assert gpus_for(3, torch.device(learner), visible, present=present) == expected
+
+
+@pytest.mark.parametrize(("learners", "expected"), [(1, ["1", "2", "3"]), (2, ["2", "3", "2"]), (4, ["0", "0", "0"])])
+def test_engines_leave_the_gpus_of_all_learners(learners, expected):
+    assert gpus_for(3, torch.device("cuda:0"), None, present=4, learners=learners) == expected
