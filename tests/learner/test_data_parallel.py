@@ -43,6 +43,7 @@ def assert_alike(one: dict[str, Any], two: dict[str, Any], limit: float = CLOSE)
         assert all(math.isclose(*pair, rel_tol=limit, abs_tol=limit) for pair in pairs), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in UPDATES if name not in ("bfloat16", "not finite")])
 def test_updates_are_those_of_one_process(name, found):
     seen = found[0][name]
@@ -51,6 +52,7 @@ def test_updates_are_those_of_one_process(name, found):
     assert_alike(seen["one"], seen["two"])
 
 
+@pytest.mark.slow
 def test_the_updates_compared_do_what_they_are_there_for(found):
     rows = {name: seen["two"]["rows"] for name, seen in found[0].items() if name in UPDATES and "rows" in seen["two"]}
     assert all(row["value_grad_norm"] > 0 for row in rows["ppo"])
@@ -61,6 +63,7 @@ def test_the_updates_compared_do_what_they_are_there_for(found):
     assert len(found[0]["ppo"]["two"]["tokens"]) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bfloat16", "four bits"])
 def test_narrow_weights_are_roundings_of_masters_in_slices(name, found):
     seen = found[0][name]
@@ -69,20 +72,24 @@ def test_narrow_weights_are_roundings_of_masters_in_slices(name, found):
     assert_alike(seen["one"], seen["two"], limit=2e-2)
 
 
+@pytest.mark.slow
 def test_demonstrations_are_learned_as_by_one_process(found):
     assert_alike(found[0]["demonstrations"]["one"], found[0]["demonstrations"]["two"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["one two", "two one", "two two"])
 def test_a_checkpoint_is_the_same_whoever_wrote_it_and_goes_on_in_either(how, found):
     assert_alike(found[0]["checkpoints"]["one one"], found[0]["checkpoints"][how])
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_one_process_halves_its_own_micro_batches(found):
     assert "memory ran out" in found[1][1]
     assert "memory ran out" not in found[1][0]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_in_one_process_is_refused_by_all(found):
     seen = found[0]["not finite"]
     assert "error" not in seen["one"]
@@ -90,6 +97,7 @@ def test_a_loss_that_is_not_finite_in_one_process_is_refused_by_all(found):
     assert "the step was refused" in seen["two"]["words"]
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_one_process_alone_ends_all_and_is_named(found):
     alone = found[0]["alone"]
     assert alone["error"] == "ProcessLost"
