@@ -11,6 +11,7 @@ import re
 
 from date_picker import DatePicker
 
+from uirl import BaseEnvironment
 from uirl.environments.ui.vocabulary import ClickMark
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -47,6 +48,10 @@ class OnPaper(DatePicker):
         info = {"success": outcome is True, "state": dict(self._state)}
         seen = Observation(said + self._words(), (), info)
         return StepResult(seen, self.reward(before, self._state), outcome is not None or cut)
+
+    def controls(self) -> dict[str, BaseEnvironment | Action | str]:
+        """Return none: what shows the page, and could hide it, is not there."""
+        return {}
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k
 from uirl.rollout.collector import EpisodePlayer
+from uirl.rollout.episode import EpisodeSpec
 from uirl.success import settle_outcomes
 from uirl.training.record.instances import HeldOut, instances_of, interval_by_instance
 from uirl.training.record.progress import counted, percent, playing
@@ -123,12 +124,18 @@ async def evaluate_episodes(
 ) -> EvaluationReport:
     """Play `episodes` episodes of an evaluation split, `tries` per instance, and report on them. The same split has the
     same instances in every run; `label` begins the ids of the trajectories; `speakers`, `trained`: see `report_on`."""
-    source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
-    groups = source.groups(max(1, episodes // tries), tries)
-    specs = [spec for group in groups for spec in group]
+    specs = specs_of(tasks, episodes, tries, split=split, seed=seed, label=label)
     with playing(f"evaluation {label or split}", player, len(specs)):
         played = await player.collect(specs)
     return report_on(played[: len(specs)], played[len(specs) :], speakers, trained)
+
+
+def specs_of(
+    tasks: Sequence[Task], episodes: int, tries: int = 1, *, split: str, seed: int, label: str | None = None
+) -> list[EpisodeSpec]:
+    """Return `episodes` episodes of an evaluation split, `tries` per instance."""
+    source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
+    return [spec for group in source.groups(max(1, episodes // tries), tries) for spec in group]
 
 
 def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
