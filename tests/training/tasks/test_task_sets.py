@@ -151,6 +151,24 @@ def test_tasks_from_code_are_kept_with_the_run(tmp_path: Path) -> None:
     assert measure(run, episodes=4, overrides=named).tasks.keys() == {"room/a", "room/b"}
 
 
+@pytest.mark.parametrize(
+    "columns", [{"goal": "goal"}, {"goal": "question", "id": "name"}, {"goal": "goal", "id": "id"}]
+)
+def test_tasks_of_columns_are_measured_as_they_were_trained(tmp_path: Path, columns: dict[str, str]) -> None:
+    row = {**{column: f"{field} 1" for field, column in columns.items()}, "answer": "7"}
+    for name in ("train", "held_out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    config = small(tmp_path)
+    config.environment.tasks, config.environment.eval_tasks = f"{tmp_path}/train.jsonl", f"{tmp_path}/held_out.jsonl"
+    config.environment.columns = columns
+    trainer = RayPPOTrainer(config, Rooms())
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    task = measure(tmp_path / "run", episodes=2, environment=Rooms()).trajectories[0].task
+    assert (task.goal, task.checks) == ("goal 1", {"answer": "7"})
+    assert task.id == ("id 1" if "id" in columns else "Rooms/0")
+
+
 def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,8 +140,9 @@ def task_of(item: Any, index: int, name: str, columns: Mapping[str, str] | None 
         return Task(id=f"{name}/{index}", goal=item)
     if not isinstance(item, Mapping):
         raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")
-    is_task = item.keys() <= Task.__dataclass_fields__.keys()  # such as those that a run has stored
-    if is_task and not any(column in item for column in (columns or {}).values()):
+    is_task = item.keys() <= Task.__dataclass_fields__.keys()
+    # those that a run has stored are no rows to map, whatever columns made them
+    if is_task and ("checks" in item or not any(column in item for column in (columns or {}).values())):
         columns = {}
     columns = columns or ({"goal": PROMPT} if PROMPT in item else {})
     if missing := [column for column in columns.values() if column not in item]:
