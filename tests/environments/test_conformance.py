@@ -216,6 +216,17 @@ def test_a_correct_environment_gets_a_report() -> None:
     assert not hasattr(env, "count"), "the instance itself must not be played"
 
 
+def test_a_demonstrator_that_may_fail_and_does_is_noted() -> None:
+    class Lost(Counting):
+        demonstrator_may_fail = True
+
+        def step(self, action: str) -> Any:
+            return *super().step(action)[:3], {"success": False}
+
+    report = check_environment(Lost(), episodes=2)
+    assert (report.expert_success, report.notes) == (0.0, ["the demonstrator solved 0 of 2 episodes"])
+
+
 def test_what_could_not_be_checked_is_noted() -> None:
     class Plain(Counting):
         def reset(self) -> Any:  # type: ignore[override]

@@ -282,6 +282,22 @@ def test_a_warm_start_ends_when_the_policy_succeeds_often_enough(
     assert written == [], "demonstrations are no episodes of the run"
 
 
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_a_demonstration_that_is_longer_than_replies_may_be_is_told(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import uirl.training.warm_start as module
+
+    said: list[str] = []
+    monkeypatch.setattr(module, "say", said.append)
+    config = settings(tmp_path)
+    config.inference.max_tokens = tokens
+    parts = assemble(config, taught())
+    asyncio.run(Demonstrations(parts, local_channel(parts), 4, seed=0).batch(4))
+    told = [words for words in said if f"inference.max_tokens={tokens}" in words]
+    assert len(told) == (tokens == 1)
+
+
 def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {2: 1.0, 4: None}
     changes = {"steps": 2, "evaluate_every": 2, "stop_at_success": None}

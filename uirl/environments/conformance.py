@@ -235,6 +235,8 @@ class _Suite:
                         f"{len(played.actions)} turns the last {reported}; expected True"
                     )
         self.report.expert_success = solved / self.episodes
+        if solved < self.episodes:
+            self.report.notes.append(f"the demonstrator solved {solved} of {self.episodes} episodes")
 
     async def check_close(self) -> None:
         async with self.session() as session:

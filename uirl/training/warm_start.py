@@ -53,6 +53,8 @@ class Demonstrations:
         self._missing = 0
         self._then = (0, 0)
         """Of the missing ones: how many failed, how many succeeded."""
+        self._longest = 0
+        """Tokens of a reply of which it was said that the policy has no room for it; 0: of none."""
         self._full = False
         """Their pictures have no more room."""
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
@@ -118,6 +120,7 @@ class Demonstrations:
         settle_outcomes(played, self._speakers)
         self.successes += sum(bool(t.success) for t in played if t.failure is None)
         self.trained |= fingerprints_of(played)
+        self._warn_of_length(max((len(turn.response_ids) for t in played for turn in t.turns), default=0))
         failures = [t.failure for t in played if t.failure is not None]
         if not failures:
             return
@@ -128,11 +131,23 @@ class Demonstrations:
             raise EnvironmentFailure(f"{told}; expected at least half of them to succeed in being played")
         say(f"warm start: {told}. They are left out")
 
+    def _warn_of_length(self, longest: int) -> None:
+        """Say where the policy has no room for a reply of `longest` tokens, once for each length."""
+        if longest > max(self._parts.config.inference.max_tokens, self._longest):
+            self._longest = longest
+            say(
+                f"warm start: a demonstration has a reply of {longest} tokens, and replies of the policy end after "
+                f"inference.max_tokens={self._parts.config.inference.max_tokens}: expected room for what is shown"
+            )
+
     async def _play(self, tasks: UniformTasks, count: int) -> list[Trajectory]:
         """Return the next `count` demonstrations of `tasks`."""
         images, player = self._parts.images, self._channel.player(Order(expert=True))
         specs = [group[0] for group in tasks.groups(count, 1)]
-        with playing("demonstrations of the warm start", player, count), images.holding():
+        what = "demonstrations of the warm start"
+        if tasks is self._tasks and count < self._size:
+            what += f", from {self.episodes + 1} of {self._size} on"
+        with playing(what, player, count), images.holding():
             played = await _played(player, specs)
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
             self._pictures |= {hash: images.get(hash) for hash in shown}

@@ -118,6 +118,19 @@ async def test_an_app_is_played_and_judged() -> None:
     assert wrong.observation.info["state"]["stored"] == "1", "1 again: nothing is left of an earlier episode"
 
 
+async def test_an_error_of_a_page_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    env = Copy()
+    prepare = env.prepare
+    env.prepare = lambda rng, task: (prepare(rng, task), setattr(env, "html", env.html + "<script>sav(1)</script>"))  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            await env.reset(seed=3)
+    finally:
+        await env.close()
+    (told,) = [record.getMessage() for record in caplog.records if "script of the page" in record.getMessage()]
+    assert "sav is not defined" in told
+
+
 async def test_answers_and_terminations_end_the_episode_and_are_judged() -> None:
     env = Copy()
     seed = await seed_of(env, "red")

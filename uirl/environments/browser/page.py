@@ -27,12 +27,16 @@ from uirl.environments.browser.tab import (
 from uirl.environments.ui.vocabulary import Button
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 from uirl.runtime.assets import read_asset
+from uirl.runtime.limits import shown
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Dialog, Route
     from playwright.async_api import Page as BrowserPage
 
 _LOG = logging.getLogger(__name__)
+_ERRORS = 5
+"""Of the errors of pages, so many different ones are told."""
+_told: set[str] = set()
 NOTCH = 53
 """Pixels that one notch of the wheel scrolls, as in Chromium on Linux."""
 DRAG_STEPS = 5
@@ -144,6 +148,7 @@ class Page:
             raise
         page.tabs.append(page.shown)
         context.on("dialog", page._on_dialog)
+        context.on("weberror", lambda seen: _tell_error(str(seen.error)))
         context.on("page", lambda made: page._spawn(page._adopt(made)))
         return page
 
@@ -546,3 +551,11 @@ class Page:
         task = asyncio.create_task(quietly(work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+
+def _tell_error(error: str) -> None:
+    """Warn of an error that a script of a page did not catch, once: its author may have to mend it."""
+    words = shown(error, 200)
+    if words not in _told and len(_told) < _ERRORS:
+        _told.add(words)
+        _LOG.warning("a script of the page failed: %s", words)
