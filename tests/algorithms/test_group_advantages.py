@@ -41,6 +41,15 @@ def test_grpo_by_hand():
     assert per_row(returns) == [1, 0, 3, 5]
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 16])
+def test_grpo_divides_by_the_unbiased_standard_deviation_of_a_group(size):
+    scores = torch.randn(2 * size, generator=torch.Generator().manual_seed(size))
+    rewards, groups = scores[:, None], np.array(["a"] * size + ["b"] * size)
+    found, _ = compute_grpo_advantage(rewards, torch.ones(2 * size, 1), groups, epsilon=1e-6)
+    expected = torch.cat([(part - part.mean()) / (part.std() + 1e-6) for part in scores.split(size)])
+    torch.testing.assert_close(found[:, 0], expected)
+
+
 def test_grpo_without_std_by_hand():
     advantages, _ = compute_grpo_advantage(rewards_of(1, 0, 3, 5), MASK, ["a", "a", "b", "b"], normalize_by_std=False)
     assert per_row(advantages) == [0.5, -0.5, -1.0, 1.0]

@@ -248,6 +248,9 @@ class TestPolicyValueModel:
         assert all(torch.equal(first[name], same[name]) for name in first)
         assert not all(torch.equal(first[name], other[name]) for name in first)
 
+    def test_a_model_given_by_its_name_is_that_one(self):
+        assert PolicyValueModel("uirl/tiny-vlm").policy.loaded.name == "uirl/tiny-vlm"
+
     def test_logits_and_values_of_every_position(self, policy):
         model = PolicyValueModel(policy)
         ids = torch.tensor([[20, 21, 22, 23]])

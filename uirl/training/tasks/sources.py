@@ -159,7 +159,9 @@ def task_of(item: Any, index: int, name: str, columns: Mapping[str, str] | None 
     except (TypeError, ValueError, RecursionError) as error:
         expected = ", ".join(Task.__dataclass_fields__)
         others = "" if columns else ", or environment.columns={goal: goal}, with which all others are entries of checks"
-        raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {expected}{others}") from error
+        raise ConfigError(
+            f"dataset item {index} is no task: {error}; expected keys among {expected}{others}"
+        ) from error
 
 
 def _fields(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
