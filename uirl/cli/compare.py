@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.cli.begin import path_of
+from uirl.cli.learners import require_alone
 from uirl.cli.options import count
 from uirl.errors import ConfigError, UirlError
 
@@ -76,6 +77,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from uirl.config import load_config
     from uirl.runtime.event_loop import stops_as_ctrl_c
 
+    require_alone("sweep")
     config = str(Path(path_of(options.config)).absolute())
     folder = Path(options.out or f"runs/{Path(config).stem}-sweep").absolute()
     runs = combinations(options.values)

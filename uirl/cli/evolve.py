@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from uirl.cli.learners import require_alone
 from uirl.cli.options import add_config, read_config
 from uirl.errors import ConfigError
 from uirl.runtime.terminal import short
@@ -23,6 +24,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    require_alone("evolve")
     if options.resume:
         options.overrides.insert(0, "checkpoint.resume=true")
     path, config = read_config(options)

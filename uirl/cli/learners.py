@@ -22,6 +22,16 @@ def launched() -> bool:
     return there and int(os.environ["WORLD_SIZE"]) > 1
 
 
+def require_alone(command: str) -> None:
+    """Raise ConfigError where `torchrun` or `accelerate launch` started this process as one of several: each would do
+    the whole `command`, in the same folder, and the runs that it starts would take each other for learners."""
+    if launched():
+        raise ConfigError(
+            f"uirl {command}: got {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), expected one: of several only uirl "
+            "train learns. Start it without torchrun, or without RANK and WORLD_SIZE in the environment"
+        )
+
+
 @contextlib.contextmanager
 def several_learners() -> Iterator[Ranks | None]:
     """Return a context with the processes that learn together; None: this one is alone. One that follows has learned to
