@@ -59,6 +59,8 @@ class Follower:
         assert learner is not None, "the leader begins with Begin"
         if isinstance(message, Restore):
             load_checkpoint(Path(message.folder), learner)
+            # the random state in it is the leader's, with which this one would drop the same
+            torch.manual_seed(learner.config.training.seed + self._ranks.rank + self._ranks.count * learner.updates)
         elif isinstance(message, GatherState):
             learner.optimizer_state()
         elif isinstance(message, Learn):
