@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def launched() -> bool:
     """Return whether `torchrun` or `accelerate launch` started this process as one of several."""
     there = all(key in os.environ for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    return there and int(os.environ["WORLD_SIZE"]) > 1
+    count = os.environ.get("WORLD_SIZE", "")
+    return there and count.isdecimal() and int(count) > 1
 
 
 def require_alone(command: str) -> None:
