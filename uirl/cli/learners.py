@@ -28,8 +28,8 @@ def require_alone(command: str) -> None:
     the whole `command`, in the same folder, and the runs that it starts would take each other for learners."""
     if launched():
         raise ConfigError(
-            f"uirl {command}: got {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), expected one: of several only uirl "
-            "train learns. Start it without torchrun, or without RANK and WORLD_SIZE in the environment"
+            f"uirl {command}: got {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), expected one: of several only "
+            "`uirl train` learns. Start it without torchrun, or without RANK and WORLD_SIZE in the environment"
         )
 
 
