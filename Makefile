@@ -54,7 +54,7 @@ chaos: setup
 # which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
 # of RELATED that reach it (BUDGET seconds of them at most); 300 take about ten minutes of one core
 MUTATE ?= uirl/rollout uirl/learner uirl/algorithms uirl/training uirl/storage
-RELATED ?= tests/rollout tests/learner tests/algorithms tests/training tests/storage tests/cli
+RELATED ?= tests/rollout tests/learner tests/algorithms tests/training tests/storage tests/cli tests/golden
 SAMPLE ?= 300
 SEED ?= 0
 BUDGET ?= 20

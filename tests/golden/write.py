@@ -22,8 +22,11 @@ import torch
 import uirl
 from tests.config.test_store import reference_page
 from tests.golden import runs
+from uirl.cli.begin import shipped
 from uirl.cli.main import main as uirl_command
+from uirl.config import load_config
 from uirl.storage import TrajectoryStore
+from uirl.training.plan import plan_of
 
 HERE = Path(__file__).parent
 DIGITS, METRICS = HERE / "digits.json", HERE / "metric_names.txt"
@@ -73,12 +76,33 @@ def store_schema(folder: Path) -> str:
     return "\n".join([*marks, *statements]) + "\n"
 
 
+PLANNED = {  # name -> config, on a GPU, changes
+    "text": ("guess_number", False, ()),
+    "text on a GPU": ("guess_number", True, ("training.adv_estimator=gae", "algorithm.max_update_kl=0.05")),
+    "pictures": ("screen", False, ("algorithm.kl_loss_coef=0.1",)),
+    "pictures on a GPU": ("screen", True, ("model.use_lora=true", "model.dtype=bfloat16", "actors.staleness=1")),
+    "recomputed": ("screen", True, ("model.gradient_checkpointing=true", "inference.backend=vllm")),
+}
+
+
+def plans() -> str:
+    """What a run takes by `uirl plan`, in bytes: the formulas by which runs choose are those they were."""
+    lines = []
+    for name, (config, gpu, changes) in PLANNED.items():
+        plan = plan_of(load_config(shipped()[config], changes), limit=24 * 2**30, gpu=gpu)
+        lines.append(f"{name} | {plan.workload} | trained {plan.trained}")
+        for moment in plan.moments:
+            lines += [f"{name} | {moment.name} | {part} | {size:.0f}" for part, size in sorted(moment.parts.items())]
+    return "\n".join(lines) + "\n"
+
+
 def surfaces(folder: Path) -> dict[str, str]:
     """Return file name -> what stands in it."""
     return {
         "config_keys.txt": config_keys(),
         "command_help.txt": command_help(),
         "store_schema.txt": store_schema(folder),
+        "plans.txt": plans(),
         "public_names.txt": "\n".join(uirl.__all__) + "\n",
     }
 
