@@ -11,9 +11,8 @@ from uirl import RayPPOTrainer, load_config
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.mark.parametrize(
-    ("name", "most_before"), [("guess_number", 0.7), pytest.param("screen", 0.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most_before"), [("guess_number", 0.7), ("screen", 0.5)])
 def test_the_job_learns(name: str, most_before: float, tmp_path: Path) -> None:
     """As far as 0.8, to which it takes half of the time; over five seeds the whole jobs end at 0.943 to 0.979. The
     evaluation that ended it was the first to reach 0.8, the last one is of other instances and may lie below."""

@@ -29,6 +29,7 @@ def test_the_blocks_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(block, "docs/your_own_web_app.md", "exec"), space)
 
 
+@pytest.mark.slow
 def test_the_files_it_names_train_where_they_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

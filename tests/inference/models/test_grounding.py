@@ -152,6 +152,7 @@ def test_a_question_among_others_is_what_it_is_alone_in_a_conversation() -> None
             torch.testing.assert_close(together[next(place)], alone[0, -1], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_updates_repeat_and_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32: bfloat16 takes seconds for each of them on a CPU that has none."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
