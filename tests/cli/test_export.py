@@ -293,7 +293,7 @@ def test_a_policy_is_pushed_whole_with_its_card_and_private(
         str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
     }
     card, summary = ModelCard.load(out / "README.md"), json.loads((whole / "summary.json").read_text())
-    assert card.data.library_name == "transformers"
+    assert card.data.to_dict()["library_name"] == "transformers"
     assert card.data.eval_results is None, "the game has too few states for anything to be held out"
     assert "| held out from training | not known |" in card.text
     assert f"| success | {100 * summary['success_after']:.1f} %" in card.text

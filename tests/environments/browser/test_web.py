@@ -118,7 +118,10 @@ async def test_an_app_is_played_and_judged() -> None:
     assert wrong.observation.info["state"]["stored"] == "1", "1 again: nothing is left of an earlier episode"
 
 
-async def test_an_error_of_a_page_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_of_a_page_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uirl.environments.browser.page._told", set())  # pages of other tests have errors too
     env = Copy()
     prepare = env.prepare
     env.prepare = lambda rng, task: (prepare(rng, task), setattr(env, "html", env.html + "<script>sav(1)</script>"))  # type: ignore[method-assign]
