@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_a_small_run_leaves_the_machine_its_cpus(ray: StandIn) -> None:
     RayCluster(None, Demand(0.5, {}))
     assert ray.inits[0]["num_cpus"] == os.cpu_count()
     assert ray.inits[0]["resources"] is None
+
+
+@pytest.mark.parametrize(("late", "starts"), [(1, True), (2, False)])
+def test_a_node_that_is_late_is_started_once_more(ray: StandIn, late: int, starts: bool) -> None:
+    errors = [Exception("The current node timed out during startup. This could happen because ...")] * late
+    init = ray.init
+
+    def start(**options: Any) -> None:
+        if errors:
+            raise errors.pop()
+        init(**options)
+
+    ray.init = start
+    with nullcontext() if starts else pytest.raises(Exception, match="timed out during startup"):
+        RayCluster(None, NOTHING)
+    assert ray.inside == starts
 
 
 @pytest.fixture

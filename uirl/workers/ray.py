@@ -113,14 +113,24 @@ def describe(resources: Mapping[str, float]) -> str:
 
 
 def _start(ray: Any, demand: Demand) -> None:
-    """Start Ray on this machine, with room for the actors and engines of this run: nothing else is to share it."""
-    _init(
-        ray,
-        address="local",
-        include_dashboard=False,
-        num_cpus=max(os.cpu_count() or 1, int(demand.cpus + 0.999)),
-        resources=dict(demand.resources) or None,
-    )
+    """Start Ray on this machine, with room for the actors and engines of this run: nothing else is to share it.
+
+    Ray gives its node thirty seconds and no more; on a busy machine the second start finds what it needs in memory.
+    """
+    for tries_left in (1, 0):
+        try:
+            return _init(
+                ray,
+                address="local",
+                include_dashboard=False,
+                num_cpus=max(os.cpu_count() or 1, int(demand.cpus + 0.999)),
+                resources=dict(demand.resources) or None,
+            )
+        except Exception as error:  # Ray's own has no class
+            if not tries_left or "timed out during startup" not in str(error):
+                raise
+            _LOG.warning("Ray's node on this machine was not up within 30 s; starting it once more")
+            ray.shutdown()
 
 
 def _init(ray: Any, **how: Any) -> None:

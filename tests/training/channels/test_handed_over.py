@@ -14,6 +14,7 @@ from tests.training.test_loop import settings
 from uirl import BaseEnvironment, ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import ConfigError
 from uirl.training.checks.preflight import preflight
+from uirl.types import Observation
 
 pytestmark = pytest.mark.actors
 
@@ -39,7 +40,8 @@ def world(folder: Path) -> BaseEnvironment:
 
         def reset(self, seed: int | None = None) -> Any:
             (folder / f"{os.getpid()}-{self.kind}").touch()
-            return super().reset(seed)
+            seen = super().reset(seed)
+            return Observation("nothing") if self.kind == "blind" else seen
 
         def expert_action(self) -> str:
             (folder / f"{os.getpid()}-expert").touch()
