@@ -321,11 +321,12 @@ def _options_of(name: str) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     _, config = read_config(options)
-    from uirl.training.checks.preflight import preflight
+    from uirl.training.checks.preflight import Finding, preflight
 
-    findings = preflight(config)
-    for finding in findings:
-        print(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.detail}")
+    def tell(finding: Finding) -> None:
+        print(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.detail}", flush=True)
+
+    findings = preflight(config, tell=tell)
     return 0 if all(finding.ok for finding in findings) else 1
 
 

@@ -123,3 +123,19 @@ def test_no_thread_stays() -> None:
     before = set(threading.enumerate())
     findings_of(Countdown())
     assert not left_since(before)
+
+
+def test_what_is_found_is_told_before_the_next_check_begins() -> None:
+    class Enough(Exception):
+        """Of this."""
+
+    heard = []
+
+    def tell(finding: Finding) -> None:
+        heard.append(finding.what)
+        if finding.what == "environment":
+            raise Enough
+
+    with pytest.raises(Enough):
+        preflight(ConfigStore().override(["model.model_name=uirl/tiny-lm"]), Countdown(), tell)
+    assert heard == ["config and model", "chat template", "environment"]

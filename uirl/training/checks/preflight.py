@@ -6,9 +6,10 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from uirl.training.channels.choose import open_channel
 from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
 from uirl.training.plan import settle
+from uirl.training.record.progress import doing
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
@@ -178,8 +180,7 @@ LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """The same over a sequence of thousands of tokens, against another kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """The outcome of one check, in plain words."""
 
     what: str
@@ -187,52 +188,76 @@ class Finding:
     detail: str
 
 
-def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -> list[Finding]:
-    """Return what was found, in order; a check that cannot run because an earlier one failed is left out."""
+_Found = Callable[[str, bool, str], None]
+"""Takes a finding."""
+
+
+def preflight(
+    config: ConfigStore, environment: BaseEnvironment | None = None, tell: Callable[[Finding], None] | None = None
+) -> list[Finding]:
+    """Return what was found, in order; a check that cannot run because an earlier one failed is left out.
+
+    `tell` hears of each as it is found: a slow page or a large model takes minutes.
+    """
+    findings: list[Finding] = []
+
+    def found(what: str, ok: bool, detail: str) -> None:
+        findings.append(Finding(what, ok, detail))
+        if tell is not None:
+            tell(findings[-1])
+
     if environment is not None:
         config = config.model_copy(deep=True)
         config.environment.note_object(environment)
     try:
-        config = settle(config.check(training=True)).config.check(training=True)
-        parts = assemble(config, environment, for_training=True)
+        with doing("the check of the config and the model"):
+            config = settle(config.check(training=True)).config.check(training=True)
+            parts = assemble(config, environment, for_training=True)
     except UirlError as error:
-        return [Finding("config and model", False, str(error))]
-    findings, loop = _model_findings(parts), EventLoopThread()
+        found("config and model", False, str(error))
+        return findings
+    loop = EventLoopThread()
     try:
-        _check_environment(parts, findings)
-        if findings[-1].ok:
-            findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
-        loop.run(_check_episodes(parts, findings))
+        _check_model(parts, found)
+        with doing("the check of the environment"):
+            fits = _check_environment(parts, found)
+        if fits:
+            with doing("the check of the tasks"):
+                for finding in loop.run(check_tasks(parts)):
+                    found(*finding)
+        with doing("the check of episodes"):
+            loop.run(_check_episodes(parts, found))
     finally:
         loop.close()
     return findings
 
 
-def _model_findings(parts: Assembly) -> list[Finding]:
+def _check_model(parts: Assembly, found: _Found) -> None:
     loaded = parts.learner.policy.loaded
     count = sum(p.numel() for p in loaded.model.parameters())
     detail = f"{loaded.name}, {count / 1e6:.2f} M parameters, {loaded.dtype} on {loaded.device}"
-    findings = [Finding("config and model", True, detail)]
+    found("config and model", True, detail)
     way = "messages are appended" if parts.chat.incremental else "the template rewrites history: one sample per turn"
     shown = "every role comes back, once and in order"
     pictures = [] if loaded.vision is None or parts.chat.dialect.pictures else ["it drops pictures"]
-    findings.append(Finding("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures])))
-    return findings
+    found("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures]))
 
 
-def _check_environment(parts: Assembly, findings: list[Finding]) -> None:
+def _check_environment(parts: Assembly, found: _Found) -> bool:
     try:
         tasks = None if parts.tasks.of_environment else parts.tasks.train
         report = check_environment(parts.environment.spawn(), tasks=tasks, seed=parts.config.training.seed)
         seeds = "seeds reproduce" if report.seeded else "takes no seed"
         notes = "".join(f"; {note}" for note in report.notes)
         detail = f"{report.environment}: {report.episodes} episodes, {report.turns} turns, {seeds}{notes}"
-        findings.append(Finding("environment", True, detail))
+        found("environment", True, detail)
     except UirlError as error:
-        findings.append(Finding("environment", False, str(error)))
+        found("environment", False, str(error))
+        return False
+    return True
 
 
-async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
+async def _check_episodes(parts: Assembly, found: _Found) -> None:
     source = UniformTasks(parts.tasks.train, seed=parts.config.training.seed, split="check")
     specs = [spec for group in source.groups(4, 2) for spec in group]
     requests = _record_requests(parts)
@@ -242,20 +267,21 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
                 played = (await channel.player(TRAINING).collect(specs))[: len(specs)]
                 shown = await channel.player(Order(expert=True)).collect(specs[:2]) if parts.warm_starts else []
         except UirlError as error:  # actors that do not start, an engine without log-probs
-            findings.append(Finding("episodes", False, str(error)))
+            found("episodes", False, str(error))
             return
         usable = [t for t in played if t.failure is None]
-        findings.append(_episodes_finding(played))
+        found(*_episodes_finding(played))
         if not usable:
             return
-        findings.append(_success_finding(usable, shown))
-        findings.append(_token_identity(usable, requests))
-        findings.append(_control_words(parts, requests))
-        findings.append(_log_prob_agreement(parts, usable))
-        findings.append(await _long_sequences(parts))
-        findings.append(await _update_reaches_engine(parts, usable))
-        findings += [Finding(*found) for found in await check_sleep(parts, usable)]
-        findings.append(_resume(parts, samples_of_all(usable)))
+        found(*_success_finding(usable, shown))
+        found(*_token_identity(usable, requests))
+        found(*_control_words(parts, requests))
+        found(*_log_prob_agreement(parts, usable))
+        found(*await _long_sequences(parts))
+        found(*await _update_reaches_engine(parts, usable))
+        for finding in await check_sleep(parts, usable):
+            found(*finding)
+        found(*_resume(parts, samples_of_all(usable)))
     finally:
         await parts.close()
 
