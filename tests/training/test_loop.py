@@ -100,9 +100,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SUMMARY = """
-success_before success_after success_after_interval success_after_corrected judged_before judged_after evaluated
-held_out reward_before reward_after controls controls_metric episodes steps best train_seconds warm_start excluded
-ledger stopped_because seed algorithm model parameters
+success_before success_before_interval success_after success_after_interval success_after_corrected
+judged_before judged_after evaluated held_out reward_before reward_after controls controls_metric episodes steps
+best train_seconds warm_start excluded ledger stopped_because seed algorithm model parameters
 """
 
 

@@ -64,8 +64,9 @@ def test_the_summary_is_what_was_measured(run: Run) -> None:
     after = [t for t in test if t.id.startswith("after@4")]
     assert len(before) == len(after) == 16
     assert (summary["success_before"], summary["success_after"]) == (rate(before), rate(after))
-    low, high = summary["success_after_interval"]
-    assert low < rate(after) < high
+    for when, played in (("before", before), ("after", after)):
+        low, high = summary[f"success_{when}_interval"]
+        assert low < rate(played) < high
     for name, played in (("reward_before", before), ("reward_after", after)):
         assert summary[name] == pytest.approx(sum(t.total_reward() for t in played) / 16)
     assert (summary["episodes"], summary["steps"]) == (len(run.played["train"]), 4) == (64, 4)

@@ -152,6 +152,7 @@ def test_what_was_heard_once_holds_for_the_whole_run_and_after_a_resume() -> Non
 
 def test_what_was_counted_before_anybody_spoke_is_unsolved_once_somebody_did() -> None:
     state = RunState(before=report_on([ended(environment="late")] * 2 + [ended(True, environment="early")]).tally)
+    state.interval_before = (0.2, 1.0)
     state.add(
         [ended(environment="late")] * 4 + [ended(environment="mute"), ended(failure=Failure("engine", "gone"))], []
     )
@@ -159,10 +160,12 @@ def test_what_was_counted_before_anybody_spoke_is_unsolved_once_somebody_did() -
     state.settle()
     assert state.before is not None
     assert (state.before.success, state.before.judged, state.before.evidence, state.tally.judged) == (1.0, 1, 3, 0)
+    assert state.interval_before == [0.2, 1.0]
     state.speakers.add("late")
     for _ in range(2):  # once is enough
         state.settle()
         assert (state.before.success, state.before.judged, state.before.evidence) == (1 / 3, 3, 3)
+        assert state.interval_before is None, "of another success"
         assert (state.tally.success, state.tally.judged, state.tally.success_if_lost) == (0.0, 4, 0.0)
 
 

@@ -54,12 +54,12 @@ def _figures(summary: Mapping[str, Any] | None) -> str:
 
     if summary is None:
         return "How it does on instances it was not trained on was not measured for this checkpoint."
-    interval = summary["success_after_interval"]
+    before, after = (summary.get(f"success_{when}_interval") for when in ("before", "after"))
     rows = {
-        "success": percent(summary["success_after"], interval and tuple(interval)),
+        "success": percent(summary["success_after"], after),
         "measured on": f"{counted(**summary['evaluated'])}, {summary['judged_after']} judged",
         "held out from training": _held_out(summary),
-        "before reinforcement learning": percent(summary["success_before"]),
+        "before reinforcement learning": percent(summary["success_before"], before),
         **{f"control: {name}": f"{value:.3f}" for name, value in summary["controls"].items() if value is not None},
         "algorithm": summary["algorithm"],
         "trained on": f"{summary['ledger']['trained']} episodes in {summary['steps']} updates",

@@ -301,7 +301,7 @@ class RLTrainer:
             await self._warm_start(channel)
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
-        state.before, state.reward_before = before.tally, before.reward
+        state.before, state.interval_before, state.reward_before = before.tally, before.interval, before.reward
         say(f"before reinforcement learning: success {before.words()}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")

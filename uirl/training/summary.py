@@ -31,6 +31,7 @@ def summary_of(
     before = state.before or Tally()
     return {
         "success_before": before.success,
+        "success_before_interval": list(state.interval_before) if state.interval_before else None,
         "success_after": after.success,
         "success_after_interval": list(after.interval) if after.interval else None,
         "judged_before": before.judged,
@@ -75,8 +76,9 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     leave_board()
     training, metric = state.tally, after.measured_by
     checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
+    success_before = percent(summary["success_before"], state.interval_before)
     rows = {
-        "success before": f"{percent(summary['success_before'])}, {(state.before or Tally()).judged_words()}",
+        "success before": f"{success_before}, {(state.before or Tally()).judged_words()}",
         "success after": after.words(),
         **after.unseen_rows(),
         **{f"control: {name}": measured(metric, value) for name, value in summary["controls"].items()},

@@ -201,6 +201,7 @@ class WarmStart:
         self._seed = parts.config.training.seed
         self._demonstrations = Demonstrations(parts, channel, self._settings.demonstrations, self._seed, self._speakers)
         self._at = Position()
+        self._eta = ""
 
     @property
     def trained(self) -> set[str]:
@@ -244,18 +245,18 @@ class WarmStart:
         if at.row is None:
             batch = await self._interrupt.give_up(self._demonstrations.batch(settings.batch_size))
             await self._parts.engine.sleep()
-            with doing(f"step {at.step + 1} of {settings.steps} of the warm start"):
+            with doing(f"step {at.step + 1} of {settings.steps} of the warm start{self._eta}"):
                 at.row = plain_row(self._parts.learner.supervised(batch))
             at.row["demonstrations"] = self._demonstrations.episodes
             at.step += 1
-            tell_progress("warm start", at.step, settings.steps)
+            self._eta = tell_progress("warm start", at.step, settings.steps)
         if settings.evaluate_every is not None and at.step % settings.evaluate_every == 0:
             report = await self._interrupt.give_up(self._evaluate())
             at.success, at.row[report.measured_by] = report.success, getattr(report, report.measured_by)
             told = f"reward {report.reward:.3f}" if report.success is None else f"success {report.words()}"
             say(
                 f"warm start  step {at.step:>4}/{settings.steps}  loss {at.row['loss']:.3f}  {told}  "
-                f"{at.row['demonstrations']} demonstrations"
+                f"{at.row['demonstrations']} demonstrations{self._eta}"
             )
         self._log(at.step, at.row)
         at.row = None

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -181,10 +181,10 @@ def tell_failure(failure: Failure) -> None:
     _watch.news.tell(failure)
 
 
-def tell_progress(what: str, done: int, total: int) -> None:
-    """Show how far a stretch of work is, where there is a board."""
-    if _watch.board is not None:
-        _watch.board.advance(what, done, total)
+def tell_progress(what: str, done: int, total: int) -> str:
+    """Show how far a stretch of work is, where there is a board; return '  ETA 4:07', empty where nothing is known."""
+    left = (_watch.board or _watch.pace).advance(what, done, total)
+    return "" if left is None else f"  ETA {clock(left)}"
 
 
 def tell_step(step: int, steps: int, row: Mapping[str, Any], *, line: bool, limit: float | None = None) -> None:
@@ -278,7 +278,7 @@ def report_table(title: str, rows: Mapping[str, Any]) -> None:
     say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)]))
 
 
-def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
+def percent(value: float | None, interval: Sequence[float] | None = None) -> str:
     """Return '93.0 % (95 %: 89.1 to 95.6)'; '-' for None."""
     if value is None:
         return "-"

@@ -38,6 +38,8 @@ class RunState:
     """What the warm start did."""
     before: Tally | None = None
     """Of the evaluation before the first update; None: it is still to come."""
+    interval_before: Sequence[float] | None = None
+    """Of its success: see `EvaluationReport.interval`; None too where a word that came later changed that success."""
     reward_before: float | None = None
     """The mean reward of its episodes."""
     speakers: set[str] = field(default_factory=set)
@@ -92,9 +94,12 @@ class RunState:
 
     def settle(self) -> None:
         """Count the episodes that ended without a word, before their environment was first heard, as unsolved."""
-        for tally in (self.tally, self.before):
-            if tally is not None:
-                tally.settle(self.speakers)
+        self.tally.settle(self.speakers)
+        if self.before is not None:
+            told = self.before.success
+            self.before.settle(self.speakers)
+            if self.before.success != told:
+                self.interval_before = None
 
     def place(self) -> str:
         """Return 'step 12', 'step 0 (after 40 steps of the warm start)'."""
