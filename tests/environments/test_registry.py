@@ -30,6 +30,13 @@ class Mine(BaseEnvironment):
         return ""
 
 
+class Handing(Mine):
+    """Hands on what it does not know."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(level=1, **options)
+
+
 class Anything(Mine):
     """Takes every option."""
 
@@ -75,6 +82,7 @@ def test_options_and_config_reach_the_class() -> None:
         ("no.such.module:Class", {}, "No module named 'no'"),
         (f"{Mine.__module__}:Yours", {}, "cannot be loaded"),
         (":Class", {}, "cannot be loaded: Empty module name; expected 'package.module:Class'"),
+        (f"{__name__}:Handing", {"n": 7}, "has no option 'n': it hands it on to Mine"),
         ("uirl.types:Task", {}, "expected a subclass of uirl.BaseEnvironment"),
     ],
 )

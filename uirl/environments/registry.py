@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,16 @@ def create_environment(name: str, options: Mapping[str, Any] | None = None, conf
         raise ConfigError(
             f"environment {name!r}: {error}; options: {', '.join(sorted(names or ())) or 'none'}"
         ) from error
-    return cls(**options)
+    try:
+        return cls(**options)
+    except TypeError as error:
+        passed_on = re.fullmatch(r"(.+)\.__init__\(\) got an unexpected keyword argument '(.+)'", str(error))
+        if passed_on is None or passed_on[2] not in options:
+            raise
+        raise ConfigError(
+            f"environment {name!r} has no option {passed_on[2]!r}: it hands it on to {passed_on[1]}, which takes none "
+            "of that name"
+        ) from error
 
 
 def option_names(cls: type[BaseEnvironment]) -> set[str] | None:
