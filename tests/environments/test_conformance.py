@@ -161,6 +161,12 @@ class ZeroTurns(Counting):
     max_turns = 0
 
 
+class HidesMethod(Counting):
+    def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
+        self.tasks = ["one"]  # type: ignore[method-assign,assignment]
+        return super().reset(task, seed)
+
+
 BROKEN = [
     (SameSeedOtherStart, "seed 0 twice on the same instance and the same actions gave different episodes: the text of"),
     (SameSeedOtherSteps, "the text of observation 1 is"),
@@ -180,6 +186,7 @@ BROKEN = [
     (NoDescription, "get_state_description returned {'count': 1} (dict); expected a str"),
     (ClosesOnce, "close raised RuntimeError: already closed on a second call"),
     (RaisesOnSecondReset, "reset raised RuntimeError: device is in use"),
+    (HidesMethod, "sets self.tasks, which is a method of it; choose another name"),
     (ZeroTurns, "max_turns is 0; expected a positive int"),
 ]
 

@@ -118,6 +118,9 @@ class _Suite:
         try:
             yield session
         finally:
+            for name, value in getattr(spawned, "__dict__", {}).items():
+                if callable(getattr(type(spawned), name, None)) and not callable(value):
+                    self.violate(f"{self.name} sets self.{name}, which is a method of it; choose another name")
             await session.close()
 
     def choose(self, turn: int) -> Action:
