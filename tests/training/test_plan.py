@@ -40,6 +40,7 @@ from uirl.training.plan import (
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PICTURE = {"picture": (112, 112)}
+VLLM = ["inference.backend=vllm", "model.model_name=uirl/tiny-lm", "training.batch_size=2", "inference.max_turns=2"]
 WORK = ["training.batch_size=16", "inference.max_turns=2", "inference.max_context=256", "model.max_image_pixels=12544"]
 CHECKPOINT = {"model.dtype": "bfloat16", "training.learning_rate": 1e-6, "training.warm_start.learning_rate": 1e-5}
 CHECKPOINT |= {"training.entropy_coef": 0.0}
@@ -171,7 +172,8 @@ def of_parts(config: ConfigStore, *, limit: float, gpu: bool, model: Any = None)
         Moment("GPU", UPDATE, {"weights": 50.0, "activations": activations}, limit),
         Moment("GPU", PLAYING, {"weights": 50.0, "attention cache": cache}, limit),
     )
-    return Plan("by hand", 1, 1, Workload(1000, rows, 1000, 10, 0, 0, (8, 8), 0, False, episodes, 1, None), moments, {})
+    work = Workload(1000, rows, 1000, 10, 0, 0, (8, 8), 0, False, episodes, 1, None)
+    return Plan("by hand", 1, 1, work, moments, episodes, {})
 
 
 @pytest.mark.parametrize(
@@ -272,14 +274,56 @@ def test_a_run_says_and_saves_what_it_chose(
 # the parts
 
 
-def test_a_bound_on_the_attention_cache_holds_whatever_the_episodes(folder: Path) -> None:
-    """Requests wait for room in it, so that a plan counts no more."""
-    bounds = [of(folder, f"inference.kv_cache_gib={bound}") for bound in ("null", "0.001")]
-    whole, bounded = (parts(plan_of(config, limit=None, **PICTURE))[1][CACHE] for config in bounds)
-    assert whole > bounded == pytest.approx(0.001 * GIB)
+def cache_of(plan: Plan, moment: int = 1) -> tuple[float, str]:
+    """(bytes of the attention cache, what is said of it)."""
+    [(name, size)] = [found for found in parts(plan)[moment].items() if found[0].startswith(CACHE)]
+    return size, name.removeprefix(CACHE)
 
 
-VLLM = ["inference.backend=vllm", "model.model_name=uirl/tiny-lm", "training.batch_size=2", "inference.max_turns=2"]
+def test_the_attention_cache_takes_no_more_than_the_engine_gives_it(folder: Path) -> None:
+    """Requests wait for room: in what is written, else in half of what is free, and one has room in any case."""
+    how: dict[str, Any] = {"tokens": 256, **PICTURE}
+    ample = {n: plan_of(of(folder, f"rollout.parallel={n}"), limit=None, **how) for n in (1, 32)}
+    sixteen, all_of_them = cache_of(ample[1])[0], cache_of(ample[32])
+    assert all_of_them == (2 * sixteen, ""), "in sixteens, as the engine takes them"
+    one = sixteen * 256 / 320 / 16  # longer where there is room, by an eighth and in steps of 64
+    limit = ample[32].kept["weights"] + plan_module.PROCESS + 2 * 25.5 * one
+    bounded = plan_of(of(folder, "rollout.parallel=32"), limit=limit, **how)
+    assert cache_of(bounded) == (25 * one, ": room for 25 of 32 episodes, the others wait")
+    for room, held in ((10.5, 10), (0.1, 1)):
+        written = of(folder, "rollout.parallel=32", f"inference.kv_cache_gib={room * one / GIB}")
+        assert plan_of(written, limit=None, **how).cached == held
+
+
+def test_where_episodes_would_wait_for_the_cache_fewer_play(folder: Path) -> None:
+    how: dict[str, Any] = {"tokens": 2048, **PICTURE}
+    whole = plan_of(of(folder), limit=None, **how)
+    limit = whole.kept["weights"] + plan_module.PROCESS + cache_of(whole)[0]  # half of it is the cache's
+    settled = settle(of(folder), here=(True, limit), **how)
+    assert settled.plan is not None
+    assert settled.plan.cached == settled.plan.workload.episodes < whole.workload.episodes
+
+
+def test_an_engine_has_its_own_weights_in_its_share() -> None:
+    how: dict[str, Any] = {"limit": 80 * GIB, "tokens": 64}
+    for share, fits in ((1e-7, False), (0.45, True)):
+        options = f"inference.engine_options.gpu_memory_utilization={share}"
+        plan = plan_of(ConfigStore().override([*VLLM, options]), **how)
+        moment = plan.moments[2]
+        assert moment.limit == share * 80 * GIB
+        assert moment.parts["weights"] == 4 * plan.parameters
+        assert plan.fits(moment.name) == fits
+    halves = ConfigStore().override([*VLLM, "inference.engine_options.tensor_parallel_size=2"])
+    assert plan_of(halves, **how).moments[2].parts["weights"] == 2 * plan.parameters
+    with pytest.raises(ConfigError, match="expected a share of the GPU"):
+        plan_of(ConfigStore().override([*VLLM, "inference.engine_options.gpu_memory_utilization=45"]), **how)
+
+
+@pytest.mark.parametrize("key", ["inference.max_context", "rollout.max_tokens"])
+def test_what_bounds_a_sequence_is_planned_for(key: str) -> None:
+    """However short the texts are that would be assumed without."""
+    config = ConfigStore().override(["model.model_name=uirl/tiny-lm", "inference.max_turns=1", f"{key}=1500"])
+    assert plan_of(config, limit=None).workload.longest == 1500
 
 
 @pytest.mark.parametrize(
@@ -287,7 +331,7 @@ VLLM = ["inference.backend=vllm", "model.model_name=uirl/tiny-lm", "training.bat
     [([], True), (["inference.sleep=1"], True), (["inference.sleep=off"], False), (["actors.staleness=1"], False)],
 )
 def test_an_engine_that_sleeps_during_an_update_leaves_its_share(changes: list[str], asleep: bool) -> None:
-    update, playing = parts(plan_of(ConfigStore().override([*VLLM, *changes]), limit=80 * GIB, tokens=64))
+    update, playing, _ = parts(plan_of(ConfigStore().override([*VLLM, *changes]), limit=80 * GIB, tokens=64))
     assert playing["engine"] == 0.45 * 80 * GIB
     assert (update.get("engine, asleep"), update.get("engine")) == (
         (ASLEEP, None) if asleep else (None, playing["engine"])
@@ -327,9 +371,9 @@ def test_full_fine_tuning_of_two_billion_needs_more_than_24_gib(
 @pytest.mark.parametrize(
     ("gib", "changes", "expected"),
     [
-        (9, [LORA, "actors.staleness=1"], ["model.quantization=nf4", "actors.staleness=0"]),
+        (5, [LORA, "actors.staleness=1"], ["model.quantization=nf4", "actors.staleness=0"]),
         (12, [], None),
-        (7, [*VLLM[:1], LORA, "inference.sleep=off"], None),
+        (10.5, [*VLLM[:1], LORA, "inference.sleep=off"], None),
         (12, [*VLLM[:1], "inference.sleep=2"], None),
     ],
 )

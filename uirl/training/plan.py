@@ -46,7 +46,8 @@ TEXT = 128
 """Tokens of text that an observation is assumed to have beside its picture."""
 CACHE_ROWS = 16
 """The attention cache of the embedded engine grows by so many rows."""
-UPDATE, PLAYING = "updating the policy", "playing episodes"
+UPDATE, PLAYING, SHARE = "updating the policy", "playing episodes", "the engine, in its share"
+POSITIONS = "the model's positions"
 CACHE, PACKED = "attention cache", "packed weights of decoding"
 WEIGHTS, GRADIENTS, BEFORE = "weights", "gradients", "weights before the update"
 CHECKPOINTING, TOKENS, AT_ONCE = "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"
@@ -116,6 +117,8 @@ class Plan:
     trained: int
     workload: Workload
     moments: tuple[Moment, ...]
+    cached: int
+    """Episodes whose attention cache has room at once where this process samples: the others wait."""
     kept: Mapping[str, float]
     """What it keeps for good, in bytes: weights, gradients, optimiser, copies."""
 
@@ -126,7 +129,7 @@ class Plan:
 
     @property
     def excess(self) -> float:
-        """Return the bytes above the limit, of all moments together; 0: it fits."""
+        """Return the bytes above the limits, of all moments together; 0: it fits. Less is nearer."""
         return sum(moment.excess for moment in self.moments)
 
     def fits(self, name: str) -> bool:
@@ -177,37 +180,53 @@ def plan_of(
     states = run.states(learners)
     waiting = {name: size for name, size in states.items() if name not in (GRADIENTS, BEFORE)}
     beside = {"contexts, libraries": PROCESS} | ({} if gpu else {"pictures kept": run.pictures_kept()})
-    awake = {"engine": _engine(config.inference, limit)}
+    share = run.share(limit)
+    awake = {"engine": share}
     asleep = {"engine, asleep": ASLEEP} if gpu and config.engine_sleep_level else awake
     playing = waiting | beside | awake
     cache: dict[str, float] = {}
+    held = run.work.episodes
     if here:
         playing |= run.prefill()
-        cache = {CACHE: run.cache()}
+        # the engine is made before the optimiser has moments
+        free = math.inf if limit is None else limit - PROCESS - states[WEIGHTS] - states["adapters"]
+        size, held = run.cache(free / 2)
+        cache = {_of(CACHE, held, run.work): size}
         packed = 0.0 if gpu else run.packed()
         free = None if may is None else may - sum({**playing, **cache}.values())
         if free is None or free > 2 * packed:  # else the engine does without
             cache[PACKED] = packed
     ahead = cache if config.actors.run_ahead else {}
     where = "GPU" if gpu else "host"
-    moments = (
+    moments = [
         Moment(where, UPDATE, _there(run.update(states) | beside | asleep | ahead), may),
         Moment(where, PLAYING, _there(playing | cache), may),
-    )
-    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), run.work, moments, states)
+    ]
+    if share:
+        weights = run.engine_weights()
+        size, there = run.cache(share - weights)
+        moments.append(Moment(where, SHARE, {WEIGHTS: weights, _of(CACHE, there, run.work): size}, share))
+    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), run.work, tuple(moments), held, states)
+
+
+def _of(part: str, held: int, work: Workload) -> str:
+    return part if held == work.episodes else f"{part}: room for {held} of {work.episodes} episodes, the others wait"
 
 
 def _there(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: float(size) for name, size in parts.items() if size > 0}
 
 
-def _engine(inference: InferenceConfig, limit: float | None) -> float:
-    """Return the bytes that an engine of its own takes of the GPU."""
-    if inference.backend not in ("vllm", "sglang") or inference.server_url is not None or limit is None:
-        return 0.0
+def _share_of(inference: InferenceConfig) -> tuple[str, float] | None:
+    """Return (the key, its value) of the share of a GPU that an engine of its own takes; None: none is here. Raises
+    ConfigError for what is no share."""
+    if inference.backend not in ("vllm", "sglang") or inference.server_url is not None:
+        return None
     name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
     share = inference.engine_options.get(name, usual)
-    return float(share) * limit if isinstance(share, (int, float)) else 0.0
+    if not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ConfigError(f"inference.engine_options.{name} is {share!r}; expected a share of the GPU, as {usual}")
+    return f"inference.engine_options.{name}", float(share)
 
 
 class _Run:
@@ -239,7 +258,7 @@ class _Run:
         whole = OPENING + turns * (TEXT + inference.max_tokens) + shown * of_picture
         budget = None if rollout.token_budget is None else OPENING + rollout.token_budget + inference.max_tokens
         bounds = {
-            "the model's positions": loaded.max_positions,
+            POSITIONS: loaded.max_positions,
             "inference.max_context": inference.max_context,
             "rollout.max_tokens": rollout.max_tokens,
             "rollout.token_budget": budget,
@@ -247,7 +266,7 @@ class _Run:
         }
         limits = {name: bound for name, bound in bounds.items() if bound is not None}
         bound = min(limits, key=lambda name: limits[name])
-        longest = min(whole, limits[bound]) if tokens is None else limits[bound]
+        longest = min(whole, limits[bound]) if limits.keys() == {POSITIONS} else limits[bound]
         samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
         rows, width = _largest_micro_batch(samples, longest, training.micro_batch_limit)
         pictures, each = (min(shown, max(0, n - 2) // of_picture) if of_picture else 0 for n in (longest, width))
@@ -345,14 +364,36 @@ class _Run:
             most = max(most, patches * size * 5 * self.vision.tower.widest)
         return {"activations": max(most, logits), "pictures": pixels}
 
-    def cache(self) -> float:
-        """Return the bytes of keys and values of all episodes under way, each of the longest."""
-        work = self.work
-        # rows of the cache grow by an eighth
-        rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.longest * 9 // 8 // 64) * 64
-        whole = memory.kv_cache(self.shape, rows * length, itemsize=self.itemsize)
-        most = self.config.inference.kv_cache_gib  # beyond it requests wait
-        return whole if most is None else min(whole, most * GIB)
+    def cache(self, most: float) -> tuple[float, int]:
+        """Return (bytes of keys and values, episodes they are of, each of the longest): of all under way, or of as many
+        as have room in `inference.kv_cache_gib` or, without it, in `most` bytes, one at least."""
+        work, own = self.work, self.config.inference.kv_cache_gib
+        most = most if own is None else own * GIB
+        one = memory.kv_cache(self.shape, -(-work.longest // 64) * 64, self.engine_split(), self.itemsize)
+        # where there is room, it grows by sixteen rows, and rows by an eighth
+        rows, longer = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.longest * 9 // 8 // 64) * 64
+        ample = memory.kv_cache(self.shape, rows * longer, self.engine_split(), self.itemsize)
+        if ample <= most:
+            return ample, work.episodes
+        held = max(1, int(min(work.episodes, most // one)))
+        return held * one, held
+
+    def engine_split(self) -> int:
+        """Return the GPUs that an engine is split over."""
+        split = self.config.inference.engine_options.get("tensor_parallel_size", 1)
+        return split if isinstance(split, int) else 1
+
+    def engine_weights(self) -> float:
+        """Return the bytes of the weights that an engine of its own holds, which are not quantized."""
+        return self.shape.parameters * self.itemsize / self.engine_split()
+
+    def share(self, limit: float | None) -> float:
+        """Return the bytes that an engine of its own takes of the GPU."""
+        found, own = _share_of(self.config.inference), self.config.inference.kv_cache_gib
+        if found is None or limit is None:
+            return 0.0
+        # vLLM takes no share where the size of its cache is said
+        return found[1] * limit if own is None else self.engine_weights() + own * GIB
 
     def packed(self) -> float:
         """Return the bytes of the second copy of large matrices that a CPU decodes with."""
@@ -479,6 +520,10 @@ def _planned(found: dict[str, Any], plan: Callable[[dict[str, Any]], Plan]) -> d
     def fits(moment: str, **more: Any) -> bool:
         return plan(found | more).fits(moment)
 
+    def roomy(**more: Any) -> bool:
+        planned = plan(found | more)
+        return planned.fits(PLAYING) and planned.cached == planned.workload.episodes
+
     work = plan(found).workload
     for again in ({}, {CHECKPOINTING: True}) if CHECKPOINTING in found else ({},):
         found = found | again
@@ -490,9 +535,9 @@ def _planned(found: dict[str, Any], plan: Callable[[dict[str, Any]], Plan]) -> d
             if again or CHECKPOINTING not in found or (tokens[TOKENS] >= ENOUGH and fits(UPDATE, **tokens)):
                 found |= tokens
                 break
-    if AT_ONCE in found and not fits(PLAYING):
+    if AT_ONCE in found and not roomy():
         sixteens = -(-work.episodes // CACHE_ROWS) - 1
-        found[AT_ONCE] = CACHE_ROWS * _most(sixteens, lambda n: fits(PLAYING, **{AT_ONCE: CACHE_ROWS * n}))
+        found[AT_ONCE] = CACHE_ROWS * _most(sixteens, lambda n: roomy(**{AT_ONCE: CACHE_ROWS * n}))
     return found
 
 
@@ -539,7 +584,7 @@ def remedies(settled: Settled, plan: Plan) -> tuple[list[str], Plan]:
             break
         merged = dict(part.split("=", 1) for part in (*kept, *change))
         # without what the config says already
-        more = [f"{key}={new}" for key, new in merged.items() if _written(attrgetter(key)(settled.config)) != new]
+        more = [f"{key}={new}" for key, new in merged.items() if _written(_value(settled.config, key)) != new]
         tried = settled.tried(more)
         if tried is not None and tried.excess < plan.excess:
             kept, plan = more, tried
@@ -554,8 +599,15 @@ def advice(changes: list[str], plan: Plan) -> str:
     """Return in words what `remedies` found."""
     if not plan.problems:
         return f"it fits with: {' '.join(changes)}"
-    missing = f"{gib(plan.excess)} GiB are missing; take a smaller model or a larger GPU"
+    most = max(moment.excess for moment in plan.moments)
+    missing = f"{gib(most)} GiB are missing; take a smaller model or a larger GPU"
     return f"even with {' '.join(changes)} {missing}" if changes else missing
+
+
+def _value(config: ConfigStore, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    found = attrgetter(section)(config)
+    return found.get(name) if isinstance(found, dict) else getattr(found, name)
 
 
 def _changes(settled: Settled, plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -570,7 +622,13 @@ def _changes(settled: Settled, plan: Plan) -> Iterator[tuple[str, ...]]:
         yield ("model.dtype=bfloat16",)
     if work.rows > 1:
         yield (f"training.micro_batch_tokens={work.longest}",)
+    share = _share_of(config.inference)
+    shares = () if share is None else tuple((f"{share[0]}={tenth / 10}",) for tenth in range(1, 10))
+    yield from shares
     yield from ((f"rollout.parallel={episodes}",) for episodes in _halves(work.episodes, 1))
+    if config.inference.backend == "transformers":
+        cache = sum(size for moment in plan.moments for part, size in moment.parts.items() if part.startswith(CACHE))
+        yield from ((f"inference.kv_cache_gib={size}",) for size in _halves(math.ceil(cache / GIB), 1))
     if not model.use_lora:
         if work.pictures:
             yield ("model.freeze_vision=true",)
@@ -580,6 +638,7 @@ def _changes(settled: Settled, plan: Plan) -> Iterator[tuple[str, ...]]:
     if not model.built_in:
         here = config.inference.backend == "transformers"
         yield ("model.quantization=nf4", *(("actors.staleness=0", "actors.engines=0") if here else ()))
+        yield from shares
     if work.pictures > 1:
         kept = () if config.rollout.keep_images is None else ("rollout.keep_images=1",)
         yield ("rollout.max_images=1", *kept)
