@@ -8,6 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -331,9 +332,11 @@ def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[Gener
     turns = 0
     for trajectory in played:
         ids: list[int] = []
-        for turn, request in zip(trajectory.turns, requests[trajectory.id], strict=True):
+        # the last reply may have been cut off by a limit of the run, and is no turn
+        fed = [request.prompt_ids for request in requests[trajectory.id]][: len(trajectory.turns)]
+        for turn, prompt in zip_longest(trajectory.turns, fed):
             ids = list(turn.context_ids) if turn.starts_segment else ids + list(turn.context_ids)
-            if request.prompt_ids != tuple(ids):
+            if prompt != tuple(ids):
                 where = f"turn {len(ids)} of {trajectory.id}"
                 return Finding("token identity", False, f"the recorded tokens are not what the engine was fed: {where}")
             ids += turn.response_ids
