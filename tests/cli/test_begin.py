@@ -39,6 +39,18 @@ def test_a_config_is_taken_by_its_name_where_no_file_is_called_so(
     of_name = capsys.readouterr().out
     assert main(["plan", str(ROOT / "configs/screen.yaml")]) == 0
     assert capsys.readouterr().out == of_name
+    for name in ("screen.yaml", "configs/screen.yaml"):  # as in a checkout
+        assert main(["plan", name]) == 0
+        assert capsys.readouterr().out == of_name
+    for name, near in (
+        ("scren", "screen"),
+        ("configs/scren.yaml", "screen"),
+        ("one_gpu/qwen3_vl_2b_16gb", "one_gpu/qwen3_vl_2b"),
+    ):
+        assert main(["train", name]) == 2
+        assert f"no file, run or config {name!r}; did you mean '{near}" in capsys.readouterr().err
+    assert main(["verl", "--config", "configs/verl_config.yaml", "--picture", "nonsense", "--plan"]) == 2
+    assert "cannot read" not in capsys.readouterr().err
     Path("screen").write_text("no_such_section: 1")
     assert main(["plan", "screen"]) == 2
     assert "screen: " in capsys.readouterr().err

@@ -42,9 +42,16 @@ def shipped() -> dict[str, Path]:
 
 
 def path_of(word: str) -> str:
-    """Return the path that a word of a command line stands for: of a config that comes along, if it has that name and
-    there is no such file or folder here."""
-    return word if os.path.exists(word) else str(shipped().get(word, word))
+    """Return the path that a word of a command line stands for: of a config that comes along, if it has that name
+    (`screen`, `configs/screen.yaml`) and there is no such file or folder here. Raises ConfigError where there is none
+    and the word looks like such a name."""
+    if os.path.exists(word):
+        return word
+    name = word.removeprefix("configs/").removesuffix(".yaml")
+    known = shipped() | {"verl_config": FOLDER / "verl_config.yaml"}
+    if name not in known and (word.startswith("configs/") or Path(word).suffix not in (".yaml", ".yml")):
+        raise ConfigError(f"there is no file, run or config {word!r}; {did_you_mean(name, known)}")
+    return str(known.get(name, word))
 
 
 def _first_sentence(path: Path) -> str:

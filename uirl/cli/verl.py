@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from uirl.cli.begin import path_of
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(options)
     if options.export is not None:
         return _export(options.export)
+    options.config = path_of(options.config)
     if options.api_key is not None:
         _again_without_key(options)
     if options.llm_base_url is not None:
