@@ -228,10 +228,11 @@ def test_a_demonstrator_that_may_fail_and_does_is_noted() -> None:
         demonstrator_may_fail = True
 
         def step(self, action: str) -> Any:
-            return *super().step(action)[:3], {"success": False}
+            return *super().step(action)[:3], {"success": False, "mistake": f"there is no {action}"}
 
     report = check_environment(Lost(), episodes=2)
-    assert (report.expert_success, report.notes) == (0.0, ["the demonstrator solved 0 of 2 episodes"])
+    told = "the demonstrator solved 0 of 2 episodes, and an action of it was refused: there is no count"
+    assert (report.expert_success, report.notes) == (0.0, [told])
 
 
 def test_what_could_not_be_checked_is_noted() -> None:

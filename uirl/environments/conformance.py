@@ -223,10 +223,11 @@ class _Suite:
                 )
 
     async def check_expert(self) -> None:
-        solved = 0
+        solved, refused = 0, ""
         async with self.session() as session:
             for episode in range(self.episodes):
                 played = await self.play(session, episode, None)
+                refused = next((str(o.info["mistake"]) for o in played.observations if "mistake" in o.info), refused)
                 if not played.actions:
                     self.report.notes.append("no expert_action: no demonstrator to check")
                     return
@@ -239,7 +240,8 @@ class _Suite:
                     )
         self.report.expert_success = solved / self.episodes
         if solved < self.episodes:
-            self.report.notes.append(f"the demonstrator solved {solved} of {self.episodes} episodes")
+            why = refused and f", and an action of it was refused: {refused}"
+            self.report.notes.append(f"the demonstrator solved {solved} of {self.episodes} episodes{why}")
 
     async def check_close(self) -> None:
         async with self.session() as session:
