@@ -75,6 +75,8 @@ class Verification:
     rule: Outcome
     judge: JudgeVerdict | None
     """None: it was not asked, or gave no answer."""
+    failure: str = ""
+    """The cause for which it gave no answer; empty: it did, or was not asked."""
 
     @property
     def verdict(self) -> Verdict:
@@ -278,13 +280,14 @@ class HybridVerifier:
     ) -> Verification:
         by_rule = rule.outcome.passed
         by_judge = None if said is None else said.outcome.passed
+        why = "" if failure is None else cause_of(str(failure))
         if by_rule is not None and (self.prefer_rules or by_judge is None or not self._is_believed()):
             self.counts["rules"] += 1
-            return Verification(float(by_rule), by_rule, rule.reason, "rules", rule.outcome, said)
+            return Verification(float(by_rule), by_rule, rule.reason, "rules", rule.outcome, said, why)
         if failure is not None and self._is_believed():
             raise failure
         if by_judge is None or said is None or not self._is_believed():
-            return self._unsolved(record, rule, said)
+            return replace(self._unsolved(record, rule, said), failure=why)
         score = self._corrected(float(by_judge), record.group_id or record.id)
         self.counts["judge"] += 1
         return Verification(score, score > 0.5, said.reason, "judge", rule.outcome, said)

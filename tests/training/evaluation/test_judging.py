@@ -16,7 +16,7 @@ from uirl.storage.labels import Label, LabelStore
 from uirl.training.evaluation.judging import judge_run, read_labels, report_on_judge
 from uirl.types import Failure, Observation, Task, Trajectory, Turn
 from uirl.verification.evidence import Evidence
-from uirl.verification.hybrid import JUDGE, RULE, HybridVerifier
+from uirl.verification.hybrid import JUDGE, NO_ANSWER, RULE, HybridVerifier
 
 SAID = {  # episode -> rule, judge: the first four are of two tasks, two tries of an instance each
     "a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0),
@@ -26,7 +26,7 @@ SAID = {  # episode -> rule, judge: the first four are of two tasks, two tries o
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run whose judge said something of most episodes; of 'h' it gave no answer."""
+    """A run whose judge said something of most episodes; of 'g', which a rule knows, and 'h' it gave no answer."""
     folder = tmp_path / "run"
     RunDirectory.create(folder, ConfigStore().to_yaml()).close()
     with TrajectoryStore(folder / "trajectories.sqlite") as store:
@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> Path:
             one = Trajectory(name, Task(task), [Turn(Observation("o"))], "terminated", group_id=f"group {task}")
             one.metrics = {key: value for key, value in ((RULE, rule), (JUDGE, judge)) if value is not None}
             one.metrics["success"] = rule or 0.0
+            one.metrics |= {NO_ANSWER: 1.0} if name == "g" else {}
             one.failure = Failure("judge", "judge server: down") if name == "h" else None
             store.add(one, step=1, split="train" if name < "e" else "test")
     return folder
@@ -52,8 +53,8 @@ def test_the_truth_is_what_people_say_and_else_the_rule(run: Path) -> None:
     assert {name: value for name, value in report.items() if name not in {*parts, *intervals}} == {
         **{"source": str(run / "trajectories.sqlite"), "episodes": 4, "instances": 2, "believed_alone": True, **half},
         **dict.fromkeys(("true_accepts", "false_accepts", "false_rejects", "true_rejects"), 1),
-        **{"accepts_without_truth": 1, "rejects_without_truth": 1, "no_answer": 1, "from_labels": 0},
-        "causes": {"server": 1},
+        **{"accepts_without_truth": 1, "rejects_without_truth": 1, "no_answer": 2, "from_labels": 0},
+        "causes": {"server": 1, "where rules knew": 1},
     }
     assert {name: counts(part) for name, part in report["tasks"].items()} == {"x": [1, 0, 1, 0], "y": [0, 1, 0, 1]}
     assert counts(report_on_judge(run, {"e": True, "f": True})) == [2, 1, 2, 1]
@@ -74,14 +75,14 @@ def test_the_report_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) ->
         f"50.0 % [{100 * low:.1f}, {100 * high:.1f}]"
         for low, high in (report[f"{name}_interval"] for name in ("precision", "false_accept", "recall"))
     ]
-    assert told[:13] == [
+    assert told[:14] == [
         str(run),
         "episodes of which the truth is known 4 of 2 instances",
         *(f"precision of accepts {half[0]}", f"false-accept rate {half[1]}", f"recall {half[2]}"),
-        *("kappa 0.00", "agreement 50.0 %", "accepts without truth 1", "rejects without truth 1", "no answer 1"),
-        *("from labels 0", "no answer: server 1", "believed alone True"),
+        *("kappa 0.00", "agreement 50.0 %", "accepts without truth 1", "rejects without truth 1", "no answer 2"),
+        *("from labels 0", "no answer: server 1", "no answer: where rules knew 1", "believed alone True"),
     ]
-    assert told[13] == f"source {run / 'trajectories.sqlite'}"
+    assert told[14] == f"source {run / 'trajectories.sqlite'}"
     assert told[-3] == "per task"
     assert told[-2].endswith("false accepts not known, kappa 0.00 (2 episodes of 1 instances)")
     assert told[-1].startswith("y precision 0.0 % [")

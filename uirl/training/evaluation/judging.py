@@ -21,7 +21,7 @@ from uirl.storage.labels import FILE, PASSED_WORDS, LabelStore
 from uirl.storage.records import made
 from uirl.verification.client import cause_of
 from uirl.verification.evidence import Evidence
-from uirl.verification.hybrid import JUDGE, RULE, HybridVerifier, Verification
+from uirl.verification.hybrid import JUDGE, NO_ANSWER, RULE, HybridVerifier, Verification
 from uirl.verification.quality import JudgeQuality
 from uirl.verification.setup import verifier_of
 
@@ -155,6 +155,7 @@ def _judged(evidence: Evidence, result: Verification | JudgeFailure) -> Judged:
         result.score,
         result.by,
         result.reason,
+        result.failure or ("of this one alone" if NO_ANSWER in record.metrics else ""),
         process=None if said is None or not said.votes.asked else said.process,
         screens=screens,
         group=record.group_id,
@@ -262,13 +263,15 @@ def _of_store(directory: RunDirectory) -> Iterator[Judged]:
         for summary in store.list():
             record = store.get(summary.id)
             rule, judge = record.metrics.get(RULE), record.metrics.get(JUDGE)
-            failed = record.failure is not None and record.failure.kind == JudgeFailure.kind
+            why = "where rules knew" if NO_ANSWER in record.metrics else ""
+            if record.failure is not None and record.failure.kind == JudgeFailure.kind:
+                why = cause_of(record.failure.message)
             yield Judged(
                 record.id,
                 record.task.id,
                 None if rule is None else rule == 1.0,
                 None if judge is None else judge == 1.0,
                 None if record.verdict is None else record.verdict.score,
-                failure=cause_of(record.failure.message) if failed and record.failure is not None else "",
+                failure=why,
                 group=record.group_id,
             )
