@@ -21,6 +21,7 @@ from uirl import ConfigStore
 from uirl.cli.compare import Here, combinations
 from uirl.cli.main import main
 from uirl.errors import ConfigError
+from uirl.training.record.record import save_plot
 
 SMALL = """
 model: {model_name: uirl/tiny-lm, tiny: {hidden_size: 32, intermediate_size: 64}}
@@ -63,7 +64,16 @@ def reaches(run: Path, step: int, goes_on: Callable[[], bool]) -> bool:
     return True
 
 
-def test_seeds_are_one_setting_and_settings_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_are_one_setting_and_settings_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+
+    def save(path: Path, figure: Any, axes: Any, **options: Any) -> None:
+        drawn.extend((line.get_color(), line.get_xydata().tolist()) for line in axes.lines)
+        save_plot(path, figure, axes, **options)
+
+    monkeypatch.setattr("uirl.training.record.comparison.save_plot", save)
     runs = [
         ended(tmp_path, f"{rate}-{seed}", after, f"training.seed={seed}", f"training.learning_rate={rate}")
         for rate, figures in {"1e-3": (0.5, 0.6, 0.7), "1e-4": (0.8, 0.9, 0.7)}.items()
@@ -78,6 +88,7 @@ def test_seeds_are_one_setting_and_settings_are_told_apart(tmp_path: Path, capsy
         "    success 60.0 % (95 %: 35.2 to 84.8), mean of 3 runs, lowest 50.0 %",
         "    64 episodes in 5 s each",
     ]
+    assert drawn == [("C0", [[64, y]]) for y in (0.5, 0.6, 0.7)] + [("C1", [[64, y]]) for y in (0.8, 0.9, 0.7)]
 
 
 def test_seeds_that_end_alike_are_not_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

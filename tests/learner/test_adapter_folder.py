@@ -158,6 +158,10 @@ def test_other_beginnings_of_adapters_are_taken(trained, way):
 def test_what_is_no_adapter_is_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"expected a folder of peft with a readable adapter_config\.json"):
         begin(tmp_path)
+    changed(trained[1], base_model_name_or_path="another/model")
+    with pytest.raises(ConfigError, match=r"was trained on another/model, got the base model uirl/tiny-lm"):
+        begin(trained[1])
+    changed(trained[1], base_model_name_or_path=None)
     weights = trained[1] / "adapter_model.safetensors"
     broken = {name: tensor * float("nan") for name, tensor in read_tensors(weights).items()}
     write_tensors(weights, broken)

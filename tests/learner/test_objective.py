@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -113,6 +113,12 @@ def test_every_term_of_the_loss_by_hand(small: Policy, minibatches: int, loss_le
     without = TokenScores(scores.log_probs, entropy, None, None)
     left = alone.terms(without, alone.rows(batch, [0]), batch.response_mask)
     assert [term.name for term in left] == ["policy_loss"]
+    # ratios of e^0.5 where the advantage is 1 and of e^-0.5 where it is -1 are clipped, at either side
+    rows = replace(alone.rows(batch, [0]), advantages=batch.scatter(torch.tensor([1.0, -1.0, 1.0])))
+    moved = replace(without, log_probs=batch.scatter(torch.tensor([-0.5, -1.5, -1.0])))
+    (policy,) = alone.terms(moved, rows, batch.response_mask)
+    clipped = [policy.metrics[f"clip_fraction{side}"] for side in ("", "_low", "_high")]
+    assert clipped == pytest.approx([2 / 3, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,11 @@ async def test_an_environments_own_limit_of_turns_is_an_end_as_the_runs_is(
             seen, reward, done, info = super().step(action)
             return seen, reward, False, done, info | (said if done else {})
 
+    class Short(Countdown):
+        max_turns = 2
+
+    short = await played(lm, Short(length=9), "yes")
+    assert (short.stop_reason, len(short)) == ("max_turns", 2)
     record = await played(lm, Cut(length=2), "yes")
     assert (record.failure, record.stop_reason, len(record)) == (None, reason, 2)
     assert (record.turns[-1].terminated, record.turns[-1].truncated) == (False, True)

@@ -19,6 +19,7 @@ from tests.patience import PATIENCE
 from tests.rollout.worlds import scripted
 from uirl.algorithms import RejectionSampling
 from uirl.errors import ConfigError, ContractError
+from uirl.images import ImageStore
 from uirl.inference import LoadedModel, TextEngine
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine
 from uirl.learner import VLMWrapper
@@ -65,6 +66,7 @@ def test_actors_play_on_all_servers_and_the_learner_learns_meanwhile(wrapper: VL
         until(lambda: trajectories.get(timeout=PATIENCE).turns[-1].policy_version == 3)
         stats = runner.stats()
         assert stats["playing"]
+        assert stats["seconds"] > 0
         assert stats["failures"] == {}
         assert {url: row["episodes"] > 0 for url, row in stats["urls"].items()} == {one.url: True for one in served}
         assert sum(row["episodes"] for row in stats["actors"]) == stats["episodes"]
@@ -78,7 +80,9 @@ def test_actors_play_on_all_servers_and_the_learner_learns_meanwhile(wrapper: VL
 
 
 def test_training_does_not_change_what_the_actors_sample_from_until_it_is_published(wrapper: VLMWrapper) -> None:
-    runner = play_on(["http://127.0.0.1:1"], wrapper, queue.Queue())
+    images = ImageStore()
+    runner = play_on(["http://127.0.0.1:1"], wrapper, queue.Queue(), images=images)
+    assert runner.images is images
     own = dict(runner.engine.loaded.model.named_parameters())
     for name, parameter in wrapper.policy.loaded.model.named_parameters():
         assert parameter.data_ptr() != own[name].data_ptr()
@@ -179,6 +183,7 @@ def test_a_full_queue_makes_actors_wait(vlm: LoadedModel, limit: str, caplog: py
         ended = runner.stats()
         assert (ended["delivered"], ended["not_delivered"], trajectories.qsize()) == (7, 2, 3)
         assert "waits for room in the trajectory queue (3 in it" in caplog.text
+        assert "not everything ended" not in caplog.text
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -226,6 +226,7 @@ def test_a_conversation_with_a_person(lm: LoadedModel) -> None:
     assert second.sampling == SamplingParams(256, 1.0, 1.0, 0, seed=derive_seed(7, 1))
     chat.start_conversation("again")
     assert engine.engine.released == ["", first.session_id]
+    assert chat.trajectory.id != first.session_id
     engine.close()
 
 

@@ -75,13 +75,14 @@ def test_rewards_are_what_the_server_counted(vlm: LoadedModel) -> None:
         runner = TaskRunner(
             url,
             engine,
-            options=TaskRunnerOptions(max_steps=3, max_tokens=60),
+            options=TaskRunnerOptions(max_steps=3, max_tokens=60, system_prompt="Be quick."),
             environment_options={"delay": 0, "wrong_cost": 0.1},
         )
         for episode in (1, 2):
             trajectory = runner.run_episode()
             assert trajectory.rewards == [0.0, 1.0, -0.1]
             assert trajectory.actions == script
+            assert "Be quick." in vlm.tokenizer.decode(trajectory.turns[0].context_ids)
             assert set(app.state.desks) == set(range(1, episode + 1))
         assert not app.state.running()
 

@@ -74,17 +74,19 @@ def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_pat
         dataclasses.replace(first, observation=Observation(text, tool_results=results), action=Action("7"))
         for text in ("", "well?")
     ]
-    made.turns = [dataclasses.replace(first, info={"call": "a word of the environment"}), *answered]
+    silent = dataclasses.replace(answered[0], observation=Observation())
+    made.turns = [dataclasses.replace(first, info={"call": "a word of the environment"}), *answered, silent]
     store.add(made, step=1)
     assert export_sft(store, tmp_path / "x.jsonl") == 1
     (line,) = lines(tmp_path / "x.jsonl")
     told = [("tool", '{"n": 7}'), ("tool", "8")]
     said = [("user", "look"), ("assistant", call), *told, ("assistant", "7"), *told, ("user", "well?")]
+    said += [("assistant", "7"), ("user", "")]
     assert line["messages"] == [{"role": role, "content": text} for role, text in [*said, ("assistant", "7")]]
     assert "images" not in line
     # what the policy was shown, in the words of the one who showed it
     shown = [[(m.role, m.text) for m in messages_of(turn.observation)] for turn in made.turns]
-    assert shown == [said[:1], told, said[5:]]
+    assert shown == [said[:1], told, said[5:8], said[9:]]
 
 
 def recorded(number, text, said, *, after=None, new=False, sent=True, role="user"):

@@ -149,6 +149,7 @@ def test_engine_log_probs_take_four_bytes_and_others_eight():
 def test_array_scalars_become_numbers_and_tuples_lists_and_nan_stays(store):
     made = episode("a")
     made.turns.append(dataclasses.replace(made.turns[0], reward=math.nan, rollout_log_probs=(math.nan,)))
+    made.turns.append(dataclasses.replace(made.turns[0], reward=np.float32(0)))
     info = {
         "a": np.float32(0.5),
         "b": np.int64(3),
@@ -159,10 +160,11 @@ def test_array_scalars_become_numbers_and_tuples_lists_and_nan_stays(store):
     }
     made.turns[0] = dataclasses.replace(made.turns[0], info=info, reward=np.float32(0.5), response_ids=(np.int64(3),))
     store.add(made, step=np.int64(1))
-    turn, odd = store.get("a").turns
+    turn, odd, unpaid = store.get("a").turns
     assert repr(turn.info) == repr({"a": 0.5, "b": 3, "c": True, "d": [1, [2]], "e": 7, "zero": 0.0})
     assert repr((turn.reward, turn.response_ids)) == "(0.5, (3,))"
     assert repr((odd.reward, odd.rollout_log_probs, store.list()[0].reward)) == "(nan, (nan,), None)"
+    assert repr(unpaid.reward) == "0.0"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from uirl.rollout.multi_turn import MultiTurnManager
 from uirl.success import UNSAID
 from uirl.tools import ToolRegistry
 from uirl.training import measure
-from uirl.training.checks.preflight import _success_finding
+from uirl.training.checks.preflight import Finding, _success_finding
 from uirl.training.evaluation.evaluation import report_on
 from uirl.training.record.run_state import RunState
 from uirl.training.tasks.sources import UniformTasks
@@ -196,7 +196,7 @@ def test_the_check_tells_of_episodes_that_end_without_a_word() -> None:
     assert "2 ended (max_turns) without a word, though the environment says info['success'] of others" in told.detail
     assert "2 ended (max_turns)" in _success_finding([ended(), ended()], [ended(True)]).detail  # of a demonstration
     assert "of 2 nobody says" in _success_finding([ended(), ended()], [ended()]).detail
-    assert _success_finding([ended(True), ended(False)], []).detail == "2 of 2 judged"
+    assert _success_finding([ended(True), ended(False)], []) == Finding("success", True, "2 of 2 judged")
 
 
 def test_a_curriculum_hears_nothing_of_episodes_that_began_behind_a_beginning(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ class Client:
         return 1.0
 
 
+CLIENT = Client()
+
+
 class Leaves(Client):
     """Leaves it behind, and makes another."""
 
@@ -59,6 +62,10 @@ def test_closures_come_as_they_are() -> None:
     [
         (Client(), r"thing\.busy\['lock'\] is a _thread\.lock"),
         (uses(Client()), r"thing's variable client\.busy\['lock'\] is a _thread\.lock"),
+        (
+            lambda trajectory, client=CLIENT: client.ask(trajectory),
+            r"thing's default 0\.busy\['lock'\] is a _thread\.lock",
+        ),
         (Client().ask, r"thing\.__self__\.busy\['lock'\] is a _thread\.lock"),
         (functools.partial(uses, Client()), r"thing\.args\[0\]\.busy\['lock'\] is a _thread\.lock"),
         ([0, {"x": Refuses()}], r"thing\[1\]\['x'\] is a tests\.training\.channels\.test_objects\.Refuses"),

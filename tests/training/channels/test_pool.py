@@ -307,6 +307,17 @@ async def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch, caplo
         waiting = play(pool, "a")
         await until(lambda: "1 episodes wait for an actor that is ready: actor-0 starting for" in caplog.text)
         waiting.cancel()
+    monkeypatch.setattr(pool_module, "SAY_EVERY", 0)
+    launcher = Actors({"places": 1})
+    async with pool_of(launcher, 1) as pool:
+        episodes = [play(pool, name) for name in "ab"]
+        await until(lambda: bool(launcher.actors and launcher.actors[0].playing))
+        caplog.clear()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not caplog.text, "an actor that is busy is ready"
+        for episode in episodes:
+            episode.cancel()
 
 
 async def test_caches_of_a_lost_actor_are_released() -> None:

@@ -15,6 +15,7 @@ from uirl.config import load_config
 from uirl.environments import BaseEnvironment, create_environment
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.training.checks.environment import check_tasks
+from uirl.training.evaluation.evaluation import HELD_OUT_SEED
 from uirl.training.tasks.task_sets import task_sets
 from uirl.types import Task
 
@@ -69,7 +70,7 @@ class Declared(Stubborn):
 
 
 def checked(world: BaseEnvironment, folder: Path, **given: Any) -> dict[str, tuple[bool, str]]:
-    config = settings(folder)
+    config = settings(folder, seed=HELD_OUT_SEED)  # evaluations play other instances all the same
     config.environment.reset_timeout = None
     return found(Parts(config, world, world, **given))
 

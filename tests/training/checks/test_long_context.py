@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.inference.windowed import WINDOW, windowed_model
 from uirl.config import ConfigStore
+from uirl.inference import TransformersInferenceEngine
+from uirl.inference.base import Generation, GenerationRequest
 from uirl.inference.embedded import runner
 from uirl.inference.models import attention
 from uirl.inference.models.tiny import CHAT_TEMPLATE
@@ -51,6 +54,22 @@ def test_a_window_that_the_engine_ignores_is_found(folder: Path, monkeypatch: py
     finding = found(folder)["long sequences"]
     assert not finding.ok
     assert "differently from the model's own forward" in finding.detail
+
+
+async def test_a_reply_that_differs_at_one_token_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = windowed_model("mistral")
+    engine = TransformersInferenceEngine(loaded)
+    generate = engine.generate
+
+    async def odd(request: GenerationRequest) -> Generation:
+        reply = await generate(request)
+        assert reply.log_probs is not None
+        return replace(reply, log_probs=(*reply.log_probs[:-1], reply.log_probs[-1] + 2.0))
+
+    monkeypatch.setattr(engine, "generate", odd)
+    found = await checks.long_gap(engine, loaded, ConfigStore().inference)
+    assert found is not None
+    assert found.gap == pytest.approx(2.0, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -106,6 +106,8 @@ def test_a_wide_board_shows_everything(
 
 
 def test_a_narrow_board_keeps_what_counts() -> None:
+    last = [drawn(filled(8), width)[-1].split() for width in (23, 24)]
+    assert last == [["8", "0.800", "1.600"], ["success", "▂▃▅▆", "0.800"]], "a curve of four marks is the shortest"
     board = Board()
     board.add(10, row(10, **ODD))
     ranks = {"step": 6, "success": 9, "reward": 8, "eval": 7, "FAILED": 8, "s": 5, "turns": 7, "entropy": 9}

@@ -61,6 +61,8 @@ def test_a_table_of_10_000_tasks_leaves_room_for_what_was_said_before(capsys: py
     title, *rows = capsys.readouterr().out.splitlines()
     assert title == "per task (the first 100 of 10000; --json has all)"
     assert [row.split() for row in rows] == [[f"t-{i}", f"{i}"] for i in range(100)]
+    report_table("per task", {f"t-{i}": i for i in range(101)})
+    assert capsys.readouterr().out.startswith("per task (the first 100 of 101;")
 
 
 def test_any_name_in_a_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ class ActorPool:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            if not waiter.cancelled() and waiter.exception() is None:
                 self._give_back(waiter.result(), waiter.result().life)  # it came too late
             raise
 

@@ -130,8 +130,8 @@ class Tally:
 
 
 def kinds(counts: Mapping[str, int]) -> str:
-    """Return 'engine 2, timeout 1'; '0' for none."""
-    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "0"
+    """Return 'engine 2, timeout 1'."""
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
 
 
 def tally_of(played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> Tally:

@@ -201,6 +201,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Decimal):
         return str(value)
-    if isinstance(value, bytes) or not hasattr(value, "isoformat"):
+    if not hasattr(value, "isoformat"):
         raise ValueError(f"a column holds {type(value).__name__}, which is no JSON; leave it out of the data")
     return value.isoformat()
