@@ -211,7 +211,7 @@ def test_an_interrupted_run_says_where_it_goes_on(
     told = capsys.readouterr()
     run = tmp_path / "guess_number"
     assert f"run directory {run}\n" in told.out
-    assert f"--resume continues from {run / 'checkpoints' / 'step_000001'}\n" in told.err
+    assert f"`uirl train {run} --resume` continues from {run / 'checkpoints' / 'step_000001'}\n" in told.err
 
 
 def test_check_proves_a_config(capsys: pytest.CaptureFixture[str]) -> None:

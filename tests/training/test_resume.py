@@ -20,6 +20,7 @@ from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.config import CheckpointConfig
 from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.training import measure, saving
+from uirl.training.channels.base import Channel
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan import settle
 from uirl.training.record.run_state import RunState
@@ -116,7 +117,13 @@ def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
     ],
 )
 def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
-    whole: Path, tmp_path: Path, owner: str, method: str, call: int, monkeypatch: pytest.MonkeyPatch
+    whole: Path,
+    tmp_path: Path,
+    owner: str,
+    method: str,
+    call: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module, name = owner.split(":")
     target = getattr(importlib.import_module(module), name)
@@ -129,11 +136,20 @@ def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, *arguments, **options)
 
+    close, said = Channel.close, []
+
+    async def closing(self: Channel) -> None:
+        said.append(capsys.readouterr().out)
+        await close(self)
+
     monkeypatch.setattr(target, method, signalled)
+    monkeypatch.setattr(Channel, "close", closing)
     trainer = RayPPOTrainer(quick(tmp_path), reward_fn=worth)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     assert calls >= call
+    assert "stopping: " in said[0]
+    assert ", saved in " in said[0].partition("stopping: ")[2], "actors are stopped after that: it may take them long"
     assert not trainer.busy
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if method == "submit":  # the same trainer can go on as well

@@ -14,6 +14,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from uirl.errors import ConfigError, ContractError
+from uirl.workers import peer as peer_module
 from uirl.workers import ray as ray_module
 from uirl.workers import supervisor as supervisor_module
 from uirl.workers.peer import Handler, PeerLost
@@ -170,6 +171,32 @@ async def test_a_worker_under_ray_is_asked_killed_and_asked_again(handles: list[
     await transport.close()
     await transport.close()
     assert cluster.closed == 1
+
+
+async def test_a_worker_that_speaks_while_its_connection_ends_hears_of_the_end(
+    handles: list[Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster: Any = Cluster()
+    monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.001)  # of the worker
+    transport = RayTransport(cluster, Needs(1.0), PATIENCE, inside=True)
+    process, (reader, writer) = await transport.start("worker-0", program_of(Echo))
+    await reader.readexactly(1)  # it is there
+    worker, goes_on = handles[0]._worker, threading.Event()
+    push, pushing = worker.push, threading.Event()
+
+    def slow(data: bytes) -> None:
+        pushing.set()
+        goes_on.wait(PATIENCE)
+        push(data)
+
+    monkeypatch.setattr(worker, "push", slow)
+    writer.write(peer_module._HEADER.pack(peer_module.BEAT, 0, 0))
+    await until(pushing.is_set)
+    writer.close()
+    await until(process._carrying[1].done)  # what it said came to nobody
+    goes_on.set()
+    assert "closed the connection" in await asyncio.wait_for(process.ended(), PATIENCE)
+    await transport.close()
 
 
 async def test_objects_of_rays_store_go_to_a_worker_inside(handles: list[Handle]) -> None:

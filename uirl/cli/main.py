@@ -7,6 +7,7 @@ import atexit
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,7 +218,8 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
     newest = latest_checkpoint(checkpoints_of(trainer.run_path, config.checkpoint.output_dir, config.logging))
     if newest is None:
         return "there is no checkpoint yet, --resume begins anew"
-    return f"--resume continues from {short(newest)}"
+    run = shlex.quote(str(short(trainer.run_path)))
+    return f"`uirl train {run} --resume` continues from {short(newest)}"
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from uirl.training.record.progress import say
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,7 @@ class Interrupt:
 
     def ask(self) -> None:
         """Make every `give_up`, under way or to come, end with Interrupted. Called in the loop's thread."""
+        say("stopping: an update under way is finished, then the run is saved; once more ends it without saving")
         self._wanted.set()
 
     def clear(self) -> None:

@@ -222,7 +222,7 @@ class RLTrainer:
             await self._interrupt.give_up(self._parts.publish(channel.publish))
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
-            await channel.close()  # nobody writes episodes down any more
+            await channel.give_up()  # nobody writes episodes down any more; actors may take long to stop
             self._keep_interrupted()
             return {}
         finally:

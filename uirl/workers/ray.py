@@ -321,7 +321,10 @@ class RayProcess:
         with suppress(Exception):  # of Ray's: `ended` says which
             await self._begun
             while data:
-                data = await reader.read(_CHUNK)
+                try:
+                    data = await reader.read(_CHUNK)
+                except OSError:  # what the worker said meanwhile came to nobody: the end comes as an error then
+                    data = b""
                 await self._handle.push.remote(data)
 
     async def _pull(self, writer: asyncio.StreamWriter) -> None:
