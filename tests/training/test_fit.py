@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_loop import settings
-from uirl import GuessNumberEnvironment, RayPPOTrainer, read_metrics
+from uirl import Callback, GuessNumberEnvironment, RayPPOTrainer, read_metrics
 from uirl.errors import ContractError
 from uirl.inference.models.loading import load_model
 from uirl.training.groups_with_signal import NO_SIGNAL, why_no_signal
@@ -21,7 +21,13 @@ from uirl.types import Observation, Trajectory, Turn
 
 
 def test_fit_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = RayPPOTrainer(settings(tmp_path))
+    ended = []
+
+    class Watch(Callback):
+        def on_step(self, trainer: Any, step: int, row: Any) -> None:
+            ended.append((tmp_path / "run" / "summary.json").exists())
+
+    trainer = RayPPOTrainer(settings(tmp_path), callbacks=[Watch()])
     first = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
     warm = trainer.learner.version
     capsys.readouterr()
@@ -34,6 +40,7 @@ def test_fit_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixtur
     more = trainer.fit(num_epochs=2, num_iters_per_epoch=2)
     trainer.cleanup()
     assert more["steps"] == 4
+    assert ended == [False] * 4, "a run that goes on has not ended"
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
 
 

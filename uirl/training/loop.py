@@ -217,6 +217,7 @@ class RLTrainer:
             reason = self._state.stop_reason(self.config.training, goal)
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
+            record.directory.summary_path.unlink(missing_ok=True)  # of an end that was not the last
             self._channel = channel
             # an engine may load its model for minutes
             await self._interrupt.give_up(self._parts.publish(channel.publish))
