@@ -152,6 +152,8 @@ def test_descriptions_speak_the_keyword_arguments_of_what_they_describe(algorith
 
 def test_the_seeds_spelling():
     assert RejectionSampling(reward_threshold=0.5).advantage_options() == {"reward_threshold": 0.5}
+    plus_plus = [ReinforcePlusPlus(group_baseline=own).adv_estimator for own in (False, True)]
+    assert plus_plus == ["reinforce_plus_plus", "reinforce_plus_plus_baseline"]
     ppo = PPO(clip_epsilon=0.1, gamma=0.9, gae_lambda=0.8)
     assert ppo.advantage_options() == {"gamma": 0.9, "lam": 0.8, "whiten": True}
     assert ppo.loss_options()["options"] == PolicyLossOptions(eps_low=0.1, eps_high=0.1)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from uirl.learner import (
     load_policy,
     save_checkpoint,
 )
-from uirl.learner.checkpoint import read_state
+from uirl.learner.checkpoint import _fingerprint, read_state
 from uirl.runtime.folders import check_folder, seal, write_json
 
 TEXT = "model.model_name=uirl/tiny-lm"
@@ -259,6 +260,10 @@ class TestDamage:
         other = make_learner(images, TEXT, "model.use_lora=true", "training.seed=1")
         with pytest.raises(CheckpointError, match="belong to another base model"):
             load_checkpoint(tmp_path / "step-1", other)
+        layer = torch.nn.Linear(40, 1, bias=False)
+        torch.nn.init.constant_(layer.weight, 0.5)
+        earlier = "b50d633f10afd9486cf7075f2419af2b"  # checkpoints of earlier versions name their base so
+        assert _fingerprint(SimpleNamespace(model=layer)) == earlier
 
 
 class TestDisk:
@@ -269,6 +274,8 @@ class TestDisk:
             save_checkpoint(tmp_path / f"step-{step}", learner, {}, keep_last_n=2)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["notes-1", "step-10", "step-9"]
         assert latest_checkpoint(tmp_path) == tmp_path / "step-10"
+        save_checkpoint(tmp_path / "step-11", learner, {}, keep_last_n=1, kept=(tmp_path / "step-9",))
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["notes-1", "step-11", "step-9"]
 
     def test_no_checkpoint_yet(self, tmp_path):
         assert latest_checkpoint(tmp_path) is None

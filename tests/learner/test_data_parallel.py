@@ -1,18 +1,27 @@
 """Two processes that learn together make of an update what one makes of it, and end together."""
 
+import contextlib
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.learner.together import UPDATES, start
+from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
-from uirl.learner.data_parallel import LAUNCHED, Learn, Ranks, join, require_sliceable
+from uirl.learner import load_checkpoint, save_checkpoint
+from uirl.learner.data_parallel import LAUNCHED, Learn, Ranks, Restore, _Told, join, require_sliceable
+from uirl.learner.slices import Slices
+from uirl.workers.codec import ToldError
 
 CLOSE = 1e-5
 """What figures of one process and of two may differ by, in parts of the larger, and in all below 1."""
@@ -105,11 +114,59 @@ def test_what_goes_wrong_in_one_process_alone_ends_all_and_is_named(found):
     assert "the disk is gone" in found[1][1]
 
 
+def alone(rank: int, count: int = 2) -> Ranks:
+    """One of `count` processes, without the others."""
+    ranks = Ranks.__new__(Ranks)
+    ranks.rank, ranks.count, ranks.lost = rank, count, False
+    return ranks
+
+
+def test_the_process_that_is_gone_is_named_with_its_last_words():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, gone = alone(0), alone(1)
+    left._pids, left._store = [os.getpid(), ended.pid], torch.distributed.HashStore()
+    words = f"process 1 of 2 that learn together (pid {ended.pid}) is gone: "
+    assert left._who("nobody answers") == words + "it was killed, or ran out of memory"
+    gone._store = left._store
+    gone.mourn(OSError("the disk is gone"))
+    assert left._who("nobody answers") == words + "OSError: the disk is gone"
+
+
+def test_what_fails_in_one_process_fails_in_all(monkeypatch):
+    other = _Told("pass", error=ToldError.of(ValueError("no room"), "process 1 of 2"))
+    monkeypatch.setattr(Ranks, "_meet", lambda self, told: [told, other])
+    with pytest.raises(ValueError, match="no room"):
+        alone(0).together(lambda: 1, int)
+    with pytest.raises(ZeroDivisionError):
+        alone(0).together(lambda: 1 // 0, int)
+
+
+def test_all_restore_what_the_leader_does_and_the_leader_alone_saves(tmp_path):
+    learner, heard = make_learner(ImageStore(), TEXT), []
+    folder = save_checkpoint(tmp_path / "step-1", learner, {})
+    learner.ranks = SimpleNamespace(call=lambda message, work: heard.append(message))
+    load_checkpoint(folder, learner)
+    assert heard == [Restore(str(folder.resolve()))]
+    slices = Slices.__new__(Slices)
+    for leads in (True, False):
+        slices._ranks = SimpleNamespace(leads=leads, talking=contextlib.nullcontext)
+        assert slices.to_save(torch.ones(3)).tolist() == [1.0] * 3 * leads
+
+
+def test_the_leader_says_once_that_all_may_leave(monkeypatch):
+    said: list[bytes] = []
+    monkeypatch.setattr(Ranks, "_broadcast", lambda self, data: said.append(data))
+    for ranks in (alone(0), alone(1)):
+        ranks.close()
+        ranks.close()
+    assert len(said) == 1
+
+
 def test_samples_are_dealt_out_evenly():
     shares = []
     for rank in range(3):
-        ranks = Ranks.__new__(Ranks)
-        ranks.rank, ranks.count = rank, 3
+        ranks = alone(rank, 3)
         shares.append(
             [list(range(9))[ranks.share(costs)] for costs in ([1] * 9, [8, 1, 1, 1, 1, 1, 1, 1, 1], [5, *[0] * 8])]
         )

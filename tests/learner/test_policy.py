@@ -34,7 +34,9 @@ def test_log_probs_are_those_of_the_full_softmax(architecture, temperature, imag
     batch = collate(policy.loaded, samples, images)
     with torch.no_grad():
         scores = policy.log_probs_and_values(batch, temperature, entropy=True)
+        greedy, usual = (policy.log_probs_and_values(batch, number).log_probs for number in (0.0, 1.0))
         expected = torch.cat([plain_log_probs(policy, s, images, temperature) for s in samples])
+    assert greedy.equal(usual)
     got = batch.flatten(scores.log_probs)
     assert (got - expected).abs().max() < 2e-5
     assert (scores.log_probs[~batch.response_mask] == 0).all()
@@ -92,6 +94,7 @@ def test_padding_and_neighbours_change_no_log_prob(policy, images):
             assert (said.final_values[row] - alone.final_values[0]).abs() < 1e-5
 
 
+@pytest.mark.filterwarnings("error:.*use_reentrant")
 def test_chunks_of_the_head_change_neither_log_probs_nor_gradients(policy, images, monkeypatch):
     batch = collate(policy.loaded, sample_trajectories(policy, images, n=3), images)
 
@@ -145,6 +148,13 @@ def test_scores_and_gradients_are_those_of_the_plain_formula(policy, images):
     assert mine.keys() == grads.keys()
     for name, grad in grads.items():
         assert (mine[name] - grad).abs().max() < 1e-5 * max(1.0, float(grad.abs().max())), name
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_of_two_entropies_that_of_the_likely_tokens_carries_the_gradient(gradient, policy, images):
+    batch = collate(policy.loaded, sample_trajectories(policy, images), images)
+    scores = policy.log_probs_and_values(batch, entropy=True, entropy_gradient=gradient, entropy_min_p=0.5)
+    assert (scores.entropy.requires_grad, scores.likely_entropy.requires_grad) == (False, gradient)
 
 
 def test_logits_beyond_those_that_are_kept_are_made_again_on_the_way_back(policy, images, monkeypatch):

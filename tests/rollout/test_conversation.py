@@ -136,6 +136,7 @@ def test_a_budget_leaves_the_opening_and_the_newest_at_least(
         assert context.images[len(context.images) - shots :] == pictures
         roles = [message.role for message in context.messages]
         assert set(roles) <= {"system", "user", "assistant", "tool"}
+        assert ("system" in roles) == tool
         assert style != "plain" or all(one != other for one, other in itertools.pairwise(roles))
         if len(context.prompt_ids) > budget:
             assert shown == [0, number][: number + 1]

@@ -55,9 +55,11 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
     selected = as_bool_mask(mask, "mask")
     count = int(selected.count_nonzero())
     kept = zero_outside(values, selected)
-    mean = kept.sum(dtype=precise_dtype(values)) / max(count, 1)
+    if not count:
+        return kept
+    mean = kept.sum(dtype=precise_dtype(values)) / count
     chosen = values[selected]
-    if not count or at_most(chosen.max(), chosen.min(), chosen.abs().max()):
+    if at_most(chosen.max(), chosen.min(), chosen.abs().max()):
         centred = torch.zeros_like(kept)
     else:
         centred = zero_outside(values - mean.to(values.dtype), selected)

@@ -19,7 +19,7 @@ def at_most(one: Any, other: Any, size: Any) -> Any:
 
 def differ(sums: Sequence[float], sizes: Sequence[float]) -> bool:
     """Return whether some of `sums` differ by more than rounding; `sizes`: the same sums without signs."""
-    return len(sums) > 1 and not at_most(max(sums), min(sums), max(sizes))
+    return bool(sums) and not at_most(max(sums), min(sums), max(sizes))
 
 
 GroupIndex: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Hashable]

@@ -145,7 +145,7 @@ class Conversation:
         answers = list(itertools.takewhile(lambda message: message.role != "assistant", exchanges))
         if not answers:
             return [*self._opening, *exchanges]
-        said = [message for message in self._opening[-1:] if message.role == "user"]
+        said = [message for message in self._opening if message.role == "user"]
         words = "\n".join(part for part in [m.text for m in (*said, *answers)] if part)
         joined = Message("user", words, tuple(image for m in (*said, *answers) for image in m.images))
         return [*self._opening[: len(self._opening) - len(said)], joined, *exchanges[len(answers) :]]
