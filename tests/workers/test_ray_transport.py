@@ -22,6 +22,8 @@ from uirl.workers.ray import Needs, Place, RayProcess, RayTransport
 from uirl.workers.supervisor import Supervisor
 from uirl.workers.worker import Worker, program_of
 
+NODE = "10.0.0.7 (1f3a)"
+
 
 class Echo(Worker):
     """Says what it is told."""
@@ -66,7 +68,7 @@ class Handle:
 
     def __getattr__(self, name: str) -> Any:
         if name == "place":
-            return SimpleNamespace(remote=lambda: self._call(lambda: Place("there", self._generation)))
+            return SimpleNamespace(remote=lambda: self._call(lambda: Place("there", self._generation, NODE)))
         return SimpleNamespace(remote=lambda *args: self._call(getattr(self._worker, name), *args))
 
     def _call(self, method: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -166,7 +168,8 @@ async def test_a_worker_under_ray_is_asked_killed_and_asked_again(handles: list[
             with pytest.raises(PeerLost):
                 await asyncio.wait_for(hangs, PATIENCE)
     assert len(handles) == 1, "Ray restarts its actor; nobody asks for another"
-    assert "Ray process 0 of there is lost (Lost: the actor died)" in one.why
+    assert "Ray process 0 of there, node 10.0.0.7 (1f3a) is lost (Lost: the actor died)" in one.why
+    assert one.node == NODE
     await asyncio.wait_for(one.close(), PATIENCE)
     await transport.close()
     await transport.close()

@@ -32,6 +32,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Process(Protocol):
     """One process that was started."""
 
+    @property
+    def node(self) -> str | None:
+        """The node of the Ray cluster that it is on; None: it is on this machine."""
+        ...
+
     async def ended(self) -> str:
         """Wait for its end and say how it ended; cancelling the wait ends nothing."""
         ...
@@ -90,6 +95,8 @@ class Supervisor:
         self.pid: int | None = None
         self.host: str | None = None
         """The machine of the process `pid`; None: nobody is there yet."""
+        self.node: str | None = None
+        """The node of the Ray cluster that the newest process is on; None: it is on this machine."""
         self.process: Process | None = None
         self.peer: Peer | None = None
         """What asks the worker; None: there is none that can work."""
@@ -176,6 +183,7 @@ class Supervisor:
         except (ProcessLost, PeerLost, OSError) as error:
             self.why = str(error)
             return False
+        self.node = self.process.node
         process, peer = self.process, Peer(*streams, self.handlers, pictures=self._pictures, name=self.name)
         ended = asyncio.ensure_future(process.ended())
         try:

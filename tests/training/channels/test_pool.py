@@ -256,6 +256,19 @@ async def test_an_actor_that_is_given_up_ends_the_run(
                 await play(pool, name)
 
 
+async def test_what_a_machine_of_the_cluster_lacks_is_told_with_the_machine_and_a_remedy() -> None:
+    class Elsewhere(Actors):
+        async def start(self, name: str, program: str) -> Any:
+            life, streams = await super().start(name, program)
+            life.node = "10.0.0.7 (1f3a)"
+            return life, streams
+
+    words = r"^actor-0 on Ray's node 10\.0\.0\.7 \(1f3a\): no module. The learner .* PYTHONPATH .*`ray start` there"
+    async with pool_of(Elsewhere({"fails with": ConfigError("no module")}), 1) as pool:
+        with pytest.raises(ConfigError, match=words):
+            await play(pool, "a")
+
+
 async def test_an_episode_that_is_given_up_is_cancelled_and_frees_its_place() -> None:
     launcher = Actors({"places": 1})
     async with pool_of(launcher, 1) as pool:
