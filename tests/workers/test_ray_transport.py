@@ -216,6 +216,29 @@ async def test_objects_of_rays_store_go_to_a_worker_inside(handles: list[Handle]
     await transport.close()
 
 
+async def test_a_worker_that_was_said_to_wait_for_a_place_is_said_to_have_one(
+    handles: list[Handle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, answers = Handle._call, iter(["no room yet"])
+    monkeypatch.setattr(ray_module, "_ASK_SECONDS", 0.0)
+
+    async def full(words: str) -> Any:
+        raise Lost(words)
+
+    def late(handle: Handle, *args: Any) -> Any:
+        words = next(answers, None)
+        return call(handle, *args) if words is None else full(words)
+
+    monkeypatch.setattr(Handle, "_call", late)
+    cluster: Any = Cluster()
+    transport = RayTransport(cluster, Needs(1.0), PATIENCE, inside=True)
+    await transport.start("worker-0", program_of(Echo))
+    told = [record.message for record in caplog.records]
+    assert "worker-0 has had no place" in told[0]
+    assert told[1:] == ["worker-0 has a place now: Ray process 0 of there, node 10.0.0.7 (1f3a)"]
+    await transport.close()
+
+
 async def test_a_worker_without_a_place_is_told_with_what_is_free(
     handles: list[Handle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

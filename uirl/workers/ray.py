@@ -425,6 +425,8 @@ class RayTransport:
                         problem = f"{type(error).__name__}: {first_line(error)}"
                     else:
                         if place != left:
+                            if told != begun:
+                                _LOG.warning("%s has a place now: %s", name, place)
                             return place
                         problem = "its last process has not ended"
                     asked = None

@@ -123,6 +123,13 @@ class Supervisor:
         """Lives in a row before it could work, and in which it was of no use."""
         self._keeping: asyncio.Task[None] | None = None
 
+    @property
+    def waits_for(self) -> str:
+        """What is missing until it can work, in words."""
+        if self.process is None:
+            return "it has no process yet" if self.state == "starting" else self.why
+        return "its process imports what it needs" if self.pid is None else "its process gets ready"
+
     def begin(self) -> None:
         """Start the process, and return before it can work. Calling it twice is fine."""
         if self._keeping is None and not self._closing:
@@ -232,6 +239,8 @@ class Supervisor:
         self.peer, self._worked = peer, True
         self.begun.set()
         self._note("ready")
+        if self.incarnation > 1:  # that the one before is gone was said
+            _LOG.warning("%s works again", self.name)
         return True, ""
 
     def _leave(self) -> None:

@@ -249,7 +249,9 @@ class ActorPool:
             await asyncio.sleep(SAY_EVERY)
             if self._waiting and not any(actor.state == "ready" for actor in self.actors):
                 now = time.time()
-                states = ", ".join(f"{one.name} {one.state} for {now - one.since:.0f} s" for one in self.actors[:8])
+                states = ", ".join(
+                    f"{one.name} {one.state} for {now - one.since:.0f} s ({one.waits_for})" for one in self.actors[:8]
+                )
                 _LOG.warning("%d episodes wait for an actor that is ready: %s", len(self._waiting), states)
 
 
