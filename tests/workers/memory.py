@@ -17,6 +17,7 @@ class Life:
     def __init__(self, worker: Any) -> None:
         self.worker = worker
         self.stopped = self.killed = 0
+        self.node: str | None = None
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._serving: asyncio.Task[str] | None = None
 

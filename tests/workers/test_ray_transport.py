@@ -22,6 +22,8 @@ from uirl.workers.ray import Needs, Place, RayProcess, RayTransport
 from uirl.workers.supervisor import Supervisor
 from uirl.workers.worker import Worker, program_of
 
+NODE = "10.0.0.7 (1f3a)"
+
 
 class Echo(Worker):
     """Says what it is told."""
@@ -66,7 +68,7 @@ class Handle:
 
     def __getattr__(self, name: str) -> Any:
         if name == "place":
-            return SimpleNamespace(remote=lambda: self._call(lambda: Place("there", self._generation)))
+            return SimpleNamespace(remote=lambda: self._call(lambda: Place("there", self._generation, NODE)))
         return SimpleNamespace(remote=lambda *args: self._call(getattr(self._worker, name), *args))
 
     def _call(self, method: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -166,7 +168,8 @@ async def test_a_worker_under_ray_is_asked_killed_and_asked_again(handles: list[
             with pytest.raises(PeerLost):
                 await asyncio.wait_for(hangs, PATIENCE)
     assert len(handles) == 1, "Ray restarts its actor; nobody asks for another"
-    assert "Ray process 0 of there is lost (Lost: the actor died)" in one.why
+    assert "Ray process 0 of there, node 10.0.0.7 (1f3a) is lost (Lost: the actor died)" in one.why
+    assert one.node == NODE
     await asyncio.wait_for(one.close(), PATIENCE)
     await transport.close()
     await transport.close()
@@ -210,6 +213,29 @@ async def test_objects_of_rays_store_go_to_a_worker_inside(handles: list[Handle]
         await process.give("take", (-1,), [])
     writer.close()
     assert "closed the connection" in await asyncio.wait_for(process.ended(), PATIENCE)
+    await transport.close()
+
+
+async def test_a_worker_that_was_said_to_wait_for_a_place_is_said_to_have_one(
+    handles: list[Handle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, answers = Handle._call, iter(["no room yet"])
+    monkeypatch.setattr(ray_module, "_ASK_SECONDS", 0.0)
+
+    async def full(words: str) -> Any:
+        raise Lost(words)
+
+    def late(handle: Handle, *args: Any) -> Any:
+        words = next(answers, None)
+        return call(handle, *args) if words is None else full(words)
+
+    monkeypatch.setattr(Handle, "_call", late)
+    cluster: Any = Cluster()
+    transport = RayTransport(cluster, Needs(1.0), PATIENCE, inside=True)
+    await transport.start("worker-0", program_of(Echo))
+    told = [record.message for record in caplog.records]
+    assert "worker-0 has had no place" in told[0]
+    assert told[1:] == ["worker-0 has a place now: Ray process 0 of there, node 10.0.0.7 (1f3a)"]
     await transport.close()
 
 

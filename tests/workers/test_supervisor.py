@@ -132,6 +132,8 @@ async def test_whoever_is_lost_fails_its_calls_and_is_started_again(
         await until(lambda: one.incarnation == 2 and one.peer)
         assert why in one.why
         assert f"worker-0 is gone: {one.why}. It is started again" in caplog.text
+        told = [record.message for record in caplog.records]
+        assert [line for line in told if "works again" in line] == ["worker-0 works again"], "not at its first start"
         assert one.refused is None
 
 

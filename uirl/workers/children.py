@@ -48,6 +48,8 @@ def to_stderr(name: str, line: str) -> None:
 class Child:
     """One worker: its keeper, the pipe that ends it, and what it printed."""
 
+    node: str | None = None
+
     def __init__(self, name: str, say: Say) -> None:
         self.status: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.pipe_end, self._pipe = os.pipe()

@@ -182,9 +182,11 @@ class Place:
 
     host: str
     pid: int
+    node: str
+    """Address and beginning of the id, as `ray status` has it: a machine may have several."""
 
     def __str__(self) -> str:
-        return f"Ray process {self.pid} of {self.host}"
+        return f"Ray process {self.pid} of {self.host}, node {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,9 @@ class RayWorker:
 
     def place(self) -> Place:
         """Return where this process is."""
-        return Place(socket.gethostname(), os.getpid())
+        ray = import_ray()
+        node = f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:12]})"
+        return Place(socket.gethostname(), os.getpid(), node)
 
     def begin(self, name: str, program: str, inside: bool) -> None:
         """Start the worker; one that was here before has ended."""
@@ -276,6 +280,11 @@ class RayProcess:
         self._begun = handle.begin.remote(name, program, inside)
         self._end = asyncio.ensure_future(self._wait())
         self._carrying: list[asyncio.Task[None]] = []
+
+    @property
+    def node(self) -> str:
+        """Where it is in the cluster."""
+        return self.place.node
 
     @property
     def over(self) -> bool:
@@ -416,6 +425,8 @@ class RayTransport:
                         problem = f"{type(error).__name__}: {first_line(error)}"
                     else:
                         if place != left:
+                            if told != begun:
+                                _LOG.warning("%s has a place now: %s", name, place)
                             return place
                         problem = "its last process has not ended"
                     asked = None

@@ -32,6 +32,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Process(Protocol):
     """One process that was started."""
 
+    @property
+    def node(self) -> str | None:
+        """The node of the Ray cluster that it is on; None: it is on this machine."""
+        ...
+
     async def ended(self) -> str:
         """Wait for its end and say how it ended; cancelling the wait ends nothing."""
         ...
@@ -90,6 +95,8 @@ class Supervisor:
         self.pid: int | None = None
         self.host: str | None = None
         """The machine of the process `pid`; None: nobody is there yet."""
+        self.node: str | None = None
+        """The node of the Ray cluster that the newest process is on; None: it is on this machine."""
         self.process: Process | None = None
         self.peer: Peer | None = None
         """What asks the worker; None: there is none that can work."""
@@ -115,6 +122,13 @@ class Supervisor:
         self._early = self._idle = 0
         """Lives in a row before it could work, and in which it was of no use."""
         self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def waits_for(self) -> str:
+        """What is missing until it can work, in words."""
+        if self.process is None:
+            return "it has no process yet" if self.state == "starting" else self.why
+        return "its process imports what it needs" if self.pid is None else "its process gets ready"
 
     def begin(self) -> None:
         """Start the process, and return before it can work. Calling it twice is fine."""
@@ -176,6 +190,7 @@ class Supervisor:
         except (ProcessLost, PeerLost, OSError) as error:
             self.why = str(error)
             return False
+        self.node = self.process.node
         process, peer = self.process, Peer(*streams, self.handlers, pictures=self._pictures, name=self.name)
         ended = asyncio.ensure_future(process.ended())
         try:
@@ -224,6 +239,8 @@ class Supervisor:
         self.peer, self._worked = peer, True
         self.begun.set()
         self._note("ready")
+        if self.incarnation > 1:  # that the one before is gone was said
+            _LOG.warning("%s works again", self.name)
         return True, ""
 
     def _leave(self) -> None:

@@ -82,7 +82,7 @@ def test_other_templates_have_other_probes() -> None:
 
 def test_the_table_of_processes(tmp_path: Path) -> None:
     table = ProcessTable(tmp_path)
-    seat = SimpleNamespace(name="actor-0", state="ready", pid=12, since=1.0, incarnation=2, host=None)
+    seat = SimpleNamespace(name="actor-0", state="ready", pid=12, since=1.0, incarnation=2, host=None, node=None)
     table.set("actor", [seat])
     rows = json.loads((tmp_path / PROCESSES).read_text())["processes"]
     assert [row["role"] for row in rows] == ["learner", "actor"]
@@ -92,12 +92,16 @@ def test_the_table_of_processes(tmp_path: Path) -> None:
         "state": "ready",
         "pid": 12,
         "host": socket.gethostname(),
+        "node": None,
         "since": 1.0,
         "starts": 2,
     }
     written = (tmp_path / PROCESSES).stat().st_mtime_ns
     table.set("actor", [seat])
     assert (tmp_path / PROCESSES).stat().st_mtime_ns == written, "what did not change is not written again"
+    seat.node = "10.0.0.7 (1f3a)"
+    table.set("actor", [seat])
+    assert json.loads((tmp_path / PROCESSES).read_text())["processes"][1]["node"] == "10.0.0.7 (1f3a)"
     seat.host, seat.state = "another-machine", "lost"
     table.set("actor", [seat])
     table.end()

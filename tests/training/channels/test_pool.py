@@ -256,6 +256,19 @@ async def test_an_actor_that_is_given_up_ends_the_run(
                 await play(pool, name)
 
 
+async def test_what_a_machine_of_the_cluster_lacks_is_told_with_the_machine_and_a_remedy() -> None:
+    class Elsewhere(Actors):
+        async def start(self, name: str, program: str) -> Any:
+            life, streams = await super().start(name, program)
+            life.node = "10.0.0.7 (1f3a)"
+            return life, streams
+
+    words = r"^actor-0 on Ray's node 10\.0\.0\.7 \(1f3a\): no module. The learner .* PYTHONPATH .*`ray start` there"
+    async with pool_of(Elsewhere({"fails with": ConfigError("no module")}), 1) as pool:
+        with pytest.raises(ConfigError, match=words):
+            await play(pool, "a")
+
+
 async def test_an_episode_that_is_given_up_is_cancelled_and_frees_its_place() -> None:
     launcher = Actors({"places": 1})
     async with pool_of(launcher, 1) as pool:
@@ -306,6 +319,27 @@ async def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch, caplo
     async with pool_of(Slow(), 1) as pool:
         waiting = play(pool, "a")
         await until(lambda: "1 episodes wait for an actor that is ready: actor-0 starting for" in caplog.text)
+        assert "s (it has no process yet)" in caplog.text
+        waiting.cancel()
+
+
+async def test_it_is_said_what_an_actor_does_that_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool_module, "SAY_EVERY", 0.02)
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 1000.0)
+    goes_on = asyncio.Event()
+
+    class Slow(FakeActor):
+        async def start(self, job: ActorJob, made: bytes | None) -> Ready:
+            await goes_on.wait()
+            raise ValueError("the page is down")
+
+    async with pool_of(InMemory(lambda number: Slow({})), 1) as pool:
+        waiting = play(pool, "a")
+        await until(lambda: "s (its process gets ready)" in caplog.text)
+        goes_on.set()
+        await until(lambda: "s (ValueError: the page is down" in caplog.text)
         waiting.cancel()
     monkeypatch.setattr(pool_module, "SAY_EVERY", 0)
     launcher = Actors({"places": 1})

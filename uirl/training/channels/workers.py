@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uirl.errors import ActorFailure, ContractError, ProcessLost
+from uirl.errors import ActorFailure, ConfigError, ContractError, ProcessLost
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.workers import ServedEngine, demand_of
@@ -191,7 +191,16 @@ class ActorPool:
 
     def _actor(self, name: str, served: ServedEngine) -> Actor:
         async def start(peer: Peer) -> None:
-            ready: Ready = await peer.call("start", self._job, self._made, returns=Ready)
+            try:
+                ready: Ready = await peer.call("start", self._job, self._made, returns=Ready)
+            except ConfigError as error:
+                if actor.node is None:
+                    raise
+                raise ConfigError(
+                    f"{name} on Ray's node {actor.node}: {error}. The learner can do that, so this node lacks packages "
+                    "or files that the learner has. A module of your own is found by PYTHONPATH in the shell that runs "
+                    "`ray start` there, or in the learner's folder at the same path (docs/ray.md)"
+                ) from error
             if self._probe and ready.probe != self._probe:
                 raise ContractError(
                     f"{name} writes a prompt as other tokens than the learner does (model.chat_template, tokenizer, "
@@ -240,7 +249,9 @@ class ActorPool:
             await asyncio.sleep(SAY_EVERY)
             if self._waiting and not any(actor.state == "ready" for actor in self.actors):
                 now = time.time()
-                states = ", ".join(f"{one.name} {one.state} for {now - one.since:.0f} s" for one in self.actors[:8])
+                states = ", ".join(
+                    f"{one.name} {one.state} for {now - one.since:.0f} s ({one.waits_for})" for one in self.actors[:8]
+                )
                 _LOG.warning("%d episodes wait for an actor that is ready: %s", len(self._waiting), states)
 
 

@@ -32,7 +32,7 @@ class ProcessTable:
     def set(self, role: str, supervisors: Iterable[Supervisor]) -> None:
         """Write what the processes of a role are now; those that were of it before are gone."""
         rows = [
-            _row(one.name, role, one.state, one.pid, one.host, since=one.since, starts=one.incarnation)
+            _row(one.name, role, one.state, one.pid, one.host, node=one.node, since=one.since, starts=one.incarnation)
             for one in supervisors
         ]
         if rows != self._rows.get(role):
