@@ -258,7 +258,7 @@ def ask_any(client: EnvironmentClient, urls: Sequence[str], options: MobileWorld
             client.first_answer([url], switch, dict, f"no suite {options.suite}", "", {}, options.restart_timeout)
             return client.first_answer([url], TASKS, partial(read_tasks, url=url), "no list", "")
         except EnvironmentFailure as failure:
-            problems.append(str(failure))
+            problems.append(str(failure).rstrip(" ."))
     raise EnvironmentFailure(
         f"no MobileWorld server lists its tasks: {'; '.join(problems)}. Do the containers run, and is 6800 the port?"
     )

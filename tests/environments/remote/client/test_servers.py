@@ -53,7 +53,9 @@ def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
     assert taken(pool, 1) == ["a"]
 
 
-def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(clock: Clock) -> None:
+def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = ServerPool(["a"], retry_backoff=5.0, clock=clock)
     server = pool.servers[0]
     assert taken(pool, 3) == ["a", "a", "a"]
@@ -61,6 +63,7 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
         pool.take_out(server, "it broke")
         pool.give_back(server)
     assert server.failures == 1
+    assert caplog.messages == ["a is left out for 5 s after failure 1; 0 of 1 servers are in use. it broke"]
     for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, MAX_BACKOFF, MAX_BACKOFF):
         clock.now += rest - 0.1
         assert taken(pool, 1) == ["-"]
@@ -73,6 +76,7 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
     pool.well(server)
     assert taken(pool, 2) == ["a", "a"]
     assert (server.failures, server.why) == (0, "")
+    assert len(caplog.messages) == 1
 
 
 def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:

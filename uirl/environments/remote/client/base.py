@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -21,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.remote.client.options import ServerPoolOptions
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure, is_round
 from uirl.http.client import (
     CONNECT,
     SHOWN,
@@ -35,9 +36,11 @@ from uirl.http.client import (
     count_tries,
 )
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireError, loads
 from uirl.types import StepResult
 
+_LOG = logging.getLogger(__name__)
 GOODBYE = 2.0
 """Seconds that closing a session on its server may take; one that is not heard of again is reaped there."""
 MAX_BACKOFF = 300.0
@@ -288,7 +291,11 @@ class ServerPool:
             if server.failures and not server.trying:
                 return  # its other sessions tell of the same mishap
             server.failures, server.trying = server.failures + 1, False
-            server.out_until = self._clock() + self._backoff_of(server)
+            out, others = self._backoff_of(server), sum(one.failures == 0 for one in self.servers)
+            server.out_until = self._clock() + out
+            if is_round(server.failures):
+                told = "%s is left out for %.0f s after failure %d; %d of %d servers are in use. %s"
+                _LOG.warning(told, server.url, out, server.failures, others, len(self.servers), shown(why, 300))
 
     def doubt(self, server: Server, why: str) -> None:
         """Note that the server answered, and opened no session. That may be the task's fault: it is used where no other
