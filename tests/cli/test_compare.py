@@ -184,7 +184,9 @@ def test_a_finished_run_of_another_setting_is_not_taken_for_this_one(
     Path("small.yaml").write_text(SMALL)
     words = ["sweep", "--out", "my: folder", "small.yaml", "seeds=0..1"]
     assert [main([*words, change]) for change in ("training.gamma=0.9", "training.gamma=0.9")] == [0, 0]
-    assert capsys.readouterr().out.count("done before") == 2
+    told = capsys.readouterr().out
+    assert told.count("done before") == 2
+    assert "seed-0: begins, with the log my: folder/seed-0.log\n" in told
     assert main([*words, "training.gamma=0.8"]) == 2
     assert "seed-0 is a run of another setting" in capsys.readouterr().err
 

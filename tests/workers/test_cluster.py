@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import socket
 import sys
@@ -91,6 +92,23 @@ def test_a_node_that_is_late_is_started_once_more(ray: StandIn, late: int, start
     with nullcontext() if starts else pytest.raises(Exception, match="timed out during startup"):
         RayCluster(None, NOTHING)
     assert ray.inside == starts
+
+
+def test_ray_need_not_say_that_sigterm_stays_ours(ray: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    log, init = logging.getLogger("ray._private.worker"), ray.init
+
+    def says(**options: Any) -> None:
+        log.warning("SIGTERM handler is not set because current thread is not the main thread.")
+        log.warning("the disk is full")
+        init(**options)
+
+    ray.init = says
+    log.addHandler(caplog.handler)  # Ray's loggers hand nothing on
+    try:
+        RayCluster(None, NOTHING)
+    finally:
+        log.removeHandler(caplog.handler)
+    assert {record.message for record in caplog.records} == {"the disk is full"}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from uirl.cli.begin import path_of
 from uirl.cli.learners import require_alone
 from uirl.cli.options import count
 from uirl.errors import ConfigError, UirlError
+from uirl.runtime.terminal import short
 
 PLOT = "comparison.png"
 LONGEST_NAME = 100
@@ -109,8 +110,8 @@ def _sweep(options: argparse.Namespace) -> int:
             f"logging.run_name={name}",
             "checkpoint.resume=auto",
         ]
-        print(f"{name}: begins", flush=True)
         log = folder / f"{name}.log"
+        print(f"{name}: begins, with the log {short(log)}", flush=True)
         run = place.start(["train", config, *words], log)
         running.add(run)
         if stopped.is_set():

@@ -134,11 +134,20 @@ def _start(ray: Any, demand: Demand) -> None:
 
 
 def _init(ray: Any, **how: Any) -> None:
-    """Call `ray.init`, which in the main thread makes SIGTERM its own; it stays what it was."""
-    before = signal.getsignal(signal.SIGTERM)
-    ray.init(**how)
+    """Call `ray.init`, which in the main thread makes SIGTERM its own; it stays what it was. In another thread it warns
+    that it does not, which nobody need hear."""
+    before, log = signal.getsignal(signal.SIGTERM), logging.getLogger("ray._private.worker")
+    log.addFilter(_is_news)
+    try:
+        ray.init(**how)
+    finally:
+        log.removeFilter(_is_news)
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
 def _join(ray: Any, address: str) -> None:
