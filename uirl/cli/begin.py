@@ -155,6 +155,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ray": _package("ray", "ray", "many machines"),
     "vllm": _package("vllm", "vllm", "a fast engine on a GPU"),
     "sglang": _package("sglang", "sglang", "another such engine"),
+    "bitsandbytes": _package("bitsandbytes", "bitsandbytes", "weights of 4 bits, an optimiser of 8"),
     "verl": _package("verl", "verl", "learning on many GPUs"),
     "mcp": _package("mcp", "mcp", "tools of MCP servers"),
     "gymnasium": _package("gymnasium", "gymnasium", "environments of Gymnasium"),
