@@ -41,4 +41,4 @@ async def test_a_worker_under_ray_that_was_killed() -> None:
         return how_it_ended(137), ""
 
     handle = SimpleNamespace(begin=SimpleNamespace(remote=begin), wait=SimpleNamespace(remote=wait))
-    assert MEMORY in await RayProcess(handle, Place("host", 7), "actor-0", "a:B", inside=False).ended()
+    assert MEMORY in await RayProcess(handle, Place("host", 7, "node"), "actor-0", "a:B", inside=False).ended()

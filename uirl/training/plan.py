@@ -455,6 +455,12 @@ class Settled:
         how = "" if asked is None else "; it does not fit: ".join(["by the plan", *asked.problems])
         return f"chosen for this model and its device: {values}{how and f' ({how})'}"
 
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key, which may lie in a mapping; None: it is not there."""
+        section, _, name = key.rpartition(".")
+        found = attrgetter(section)(self.config)
+        return found.get(name) if isinstance(found, dict) else getattr(found, name)
+
     def tried(self, changes: Sequence[str]) -> Plan | None:
         """Return the plan with `changes` of keys; None: they do not go together in a run that learns."""
         try:
@@ -584,7 +590,7 @@ def remedies(settled: Settled, plan: Plan) -> tuple[list[str], Plan]:
             break
         merged = dict(part.split("=", 1) for part in (*kept, *change))
         # without what the config says already
-        more = [f"{key}={new}" for key, new in merged.items() if _written(_value(settled.config, key)) != new]
+        more = [f"{key}={new}" for key, new in merged.items() if _written(settled.value(key)) != new]
         tried = settled.tried(more)
         if tried is not None and tried.excess < plan.excess:
             kept, plan = more, tried
@@ -602,12 +608,6 @@ def advice(changes: list[str], plan: Plan) -> str:
     most = max(moment.excess for moment in plan.moments)
     missing = f"{gib(most)} GiB are missing; take a smaller model or a larger GPU"
     return f"even with {' '.join(changes)} {missing}" if changes else missing
-
-
-def _value(config: ConfigStore, key: str) -> Any:
-    section, _, name = key.rpartition(".")
-    found = attrgetter(section)(config)
-    return found.get(name) if isinstance(found, dict) else getattr(found, name)
 
 
 def _changes(settled: Settled, plan: Plan) -> Iterator[tuple[str, ...]]:

@@ -63,7 +63,7 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
         pool.take_out(server, "it broke")
         pool.give_back(server)
     assert server.failures == 1
-    assert caplog.messages == ["a is left out for 5 s after failure 1; 0 of 1 servers are in use. it broke"]
+    assert caplog.messages == ["a is left out for 5 s after failure 1; 0 of 1 servers are in use. 'it broke'"]
     for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, MAX_BACKOFF, MAX_BACKOFF):
         clock.now += rest - 0.1
         assert taken(pool, 1) == ["-"]
