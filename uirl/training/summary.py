@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uirl.config import TrainingConfig
@@ -97,6 +97,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     }
     report_table(f"run {record.path.name}", rows)
     warn_of_nothing_learned(state.ledger)
+    warn_of_a_fall(state.interval_before, after.interval)
     before = {} if state.before is None else {"the first evaluation": state.before}
     warn_of_excluded({"training": training, **before, "the last evaluation": after.tally})
 
@@ -155,6 +156,15 @@ def warn_of_nothing_learned(ledger: Ledger) -> None:
     """Say where no update took a step; nothing otherwise."""
     if ledger.settled and not ledger.trained:
         say(f"NOTHING WAS LEARNED, no update took a step: {ledger.words()}. {NO_SIGNAL}")
+
+
+def warn_of_a_fall(before: Sequence[float] | None, after: Sequence[float] | None) -> None:
+    """Say where success fell by more than chance allows; nothing otherwise. `before`, `after`: its intervals."""
+    if before is not None and after is not None and after[1] < before[0]:
+        say(
+            f"SUCCESS FELL: {percent(before[0])} at least before, {percent(after[1])} at most after. An earlier "
+            "checkpoint may be better (--from-step); docs/not_learning.md says what to look at"
+        )
 
 
 def _short(value: float | None) -> str:

@@ -13,7 +13,7 @@ from uirl.training.record.progress import step_line
 from uirl.training.record.record import row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import Tally, tally_of
-from uirl.training.summary import excluded_rows, warn_of_excluded
+from uirl.training.summary import excluded_rows, warn_of_a_fall, warn_of_excluded
 from uirl.types import Failure, Task, Trajectory, Verdict
 
 
@@ -80,6 +80,18 @@ def test_slow_episodes_that_nobody_waited_for_are_excluded() -> None:
 def test_more_than_one_in_twenty_is_the_last_line(failed: int, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_excluded({"training": tally_of(episodes(20 - failed, 0, engine=failed))})
     assert ("MORE THAN 5 %" in capsys.readouterr().out) == told
+
+
+@pytest.mark.parametrize(
+    ("after", "told"), [((0.1, 0.3), True), ((0.1, 0.4), False), ((0.5, 0.7), False), (None, False)]
+)
+def test_a_success_that_fell_is_told(
+    after: tuple[float, float] | None, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_a_fall((0.4, 0.6), after)
+    assert ("SUCCESS FELL: 40.0 % at least before, 30.0 % at most after" in capsys.readouterr().out) == told
+    warn_of_a_fall(None, after)
+    assert not capsys.readouterr().out
 
 
 def test_what_has_no_name_is_told_without_one(capsys: pytest.CaptureFixture[str]) -> None:
