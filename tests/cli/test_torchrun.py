@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_run_that_is_stopped_saves_and_nothing_is_left(number, tmp_path):
     run.send_signal(number)
     said = "".join(lines) + run.communicate(timeout=60)[0]
     assert "interrupted at step" in said
-    assert "--resume` continues from" in said
+    assert re.search("`torchrun --nproc-per-node 2 -m uirl train .*--resume` continues from", said)
     assert time.monotonic() - begun < 30  # torchrun kills what is left by then
     assert max((tmp_path / "run" / "checkpoints").glob("step_*")).name >= "step_000003"
     assert not processes(tmp_path)

@@ -219,7 +219,9 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
     if newest is None:
         return "there is no checkpoint yet, --resume begins anew"
     run = shlex.quote(str(short(trainer.run_path)))
-    return f"`uirl train {run} --resume` continues from {short(newest)}"
+    ranks = trainer.learner.ranks
+    command = "uirl" if ranks is None else f"torchrun --nproc-per-node {ranks.count} -m uirl"
+    return f"`{command} train {run} --resume` continues from {short(newest)}"
 
 
 def _eval(options: argparse.Namespace) -> int:
