@@ -126,6 +126,32 @@ def ended(success: bool | None = None, *, environment: str = "late", **fields: A
     )
 
 
+class Worsening(Late):
+    """Its first 16 episodes, those of the evaluation before, are solved, later ones as `after` says."""
+
+    begun = 0
+    after = False
+
+    def reset(self, seed: int | None = None, task: Task | None = None) -> str:
+        type(self).begun += 1
+        self.solved = type(self).begun <= 16 or self.after
+        return super().reset(seed, task)
+
+    def step(self, action: str) -> Any:
+        return "there", float(self.solved), True, False, {"success": self.solved}
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_run_whose_success_fell_says_so(stays: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = type("Worsening", (Worsening,), {"after": stays})
+    config = settings(tmp_path)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config, kind())
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert ("SUCCESS FELL" in capsys.readouterr().out) == (not stays)
+
+
 def test_whoever_speaks_makes_the_silent_ones_of_this_environment_unsolved() -> None:
     for played in ([ended(), ended(True)], [ended(True), ended()]):  # in any order
         report = report_on(played)

@@ -162,8 +162,8 @@ def warn_of_a_fall(before: Sequence[float] | None, after: Sequence[float] | None
     """Say where success fell by more than chance allows; nothing otherwise. `before`, `after`: its intervals."""
     if before is not None and after is not None and after[1] < before[0]:
         say(
-            f"SUCCESS FELL: {percent(before[0])} at least before, {percent(after[1])} at most after. An earlier "
-            "checkpoint may be better (--from-step); docs/not_learning.md says what to look at"
+            f"SUCCESS FELL: {percent(before[0])} at least before, {percent(after[1])} at most after. "
+            "checkpoint.keep_best=success keeps the best policy; docs/not_learning.md says what to look at"
         )
 
 
