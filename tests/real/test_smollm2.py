@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.learner.worlds import make_config
+from tests.patience import PATIENCE
 from tests.serving.worlds import ADD, CLIENTS, client_of, user
+from tests.training.test_loop import digits, worth
+from uirl import ConfigStore, load_config
 from uirl.config.sections.model import ModelConfig
 from uirl.inference import (
     ChatRenderer,
@@ -26,9 +33,11 @@ from uirl.inference.models.unpacked import folder_of
 from uirl.learner import Policy, export_hf
 from uirl.learner.checkpoint import export_peft
 from uirl.serving import ModelEndpoint
+from uirl.training.loop import RLTrainer
 
 pytestmark = pytest.mark.real
 NAME = "uirl/smollm2-135m"
+ROOT = Path(__file__).parents[2]
 QUESTIONS = ("What is the capital of France?", "Name a fruit.", "What is 2 + 2?")
 
 
@@ -127,3 +136,47 @@ async def test_a_program_for_the_openai_client_asks_it_with_tools(loaded: Loaded
     while CLIENTS:
         await CLIENTS.pop().close()
     await engine.close()
+
+
+def run_of(folder: Path) -> ConfigStore:
+    """configs/smollm2_tools.yaml with little of everything, saved after every update."""
+    few = ("steps=2", "batch_size=4", "demonstrations=8", "evaluate_every=null", "stop_at_success=null")
+    return load_config(ROOT / "configs/smollm2_tools.yaml").override(
+        [
+            *(f"training.warm_start.{one}" for one in few),
+            *(
+                "training.batch_size=8",
+                "training.group_size=4",
+                "training.eval_every=null",
+                "training.stop_at_success=null",
+                "training.eval_episodes=4",
+            ),
+            *("training.num_epochs=2", "training.num_iters_per_epoch=1", "checkpoint.save_interval=1"),
+            *(f"logging.runs_dir={folder}", "logging.run_name=run", "logging.trackers=[]"),
+        ]
+    )
+
+
+def train(config: ConfigStore) -> Path:
+    trainer = RLTrainer(config, reward_fn=worth)
+    try:
+        trainer.fit()
+    finally:
+        trainer.cleanup()
+    return config.logging.runs_path / "run" / "metrics.jsonl"
+
+
+def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from {__name__} import run_of, train; train(run_of(Path({str(tmp_path)!r})))"
+    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 10 * PATIENCE
+    while time.monotonic() < deadline and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    again = run_of(tmp_path)
+    again.checkpoint.resume = True
+    rows = digits(train(again))
+    assert [row["optimizer_steps"] for row in rows] == [1, 1]
+    assert rows == digits(train(run_of(tmp_path / "whole")))
