@@ -50,11 +50,12 @@ async def test_log_probs_are_the_learners_before_and_after_an_update(
     policy: Policy, engine: VLLMInferenceEngine
 ) -> None:
     recompute = recompute_with(policy.loaded)
-    for version in (1, 2):
+    for version in (0, 1):
+        if version:
+            change(policy.loaded.model, version, only="q_proj")
+            await engine.update_weights(policy.loaded.model.named_parameters(), version)
         for seed, question in enumerate(QUESTIONS):
             prompt, sampling = prompt_of(policy, question), SamplingParams(max_tokens=24, seed=seed)
             made = await engine.generate(GenerationRequest(prompt, (), sampling))
             theirs = recompute([*prompt, *made.token_ids], (), len(made.token_ids), sampling)
-            assert made.log_probs == pytest.approx(theirs, abs=2 * GAP)
-        change(policy.loaded.model, version, only="q_proj")
-        await engine.update_weights(policy.loaded.model.named_parameters(), version)
+            assert made.log_probs == pytest.approx(theirs, abs=GAP)
