@@ -80,6 +80,30 @@ def test_ctrl_c_waits_for_the_clean_up(work: str) -> None:
     assert process.returncode == 0
 
 
+def test_a_signal_that_another_thread_received_is_heard() -> None:
+    loop, asked = EventLoopThread(), asyncio.Event()
+
+    async def work() -> bool:
+        signal.raise_signal(signal.SIGINT)  # for this thread
+        async with asyncio.timeout(20):
+            return await asked.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work(), on_interrupt=asked.set)
+    again = asyncio.Event()
+
+    async def goes_on() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await again.wait()
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(goes_on(), on_interrupt=again.set)
+    assert loop.busy
+    loop.close()
+
+
 def test_a_coroutine_that_ends_when_asked_is_waited_for_and_a_second_ctrl_c_does_not_wait() -> None:
     loop, asked, saved = EventLoopThread(), asyncio.Event(), []
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,9 @@ from uirl.errors import ContractError
 
 T = TypeVar("T")
 
+_HEARS_SIGNALS = 0.2
+"""Seconds after which the main thread, while it waits for a lock, looks for signals: one that another thread received
+does not wake it, and on Windows none does."""
 _SOFT = 1
 """omp_pause_soft (OpenMP 5.0, 3.2.44): threads go, what was set stays."""
 
@@ -155,11 +158,15 @@ class EventLoopThread:
 
         give_back_team()
         try:
-            return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
+            future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
+            while not wait([future], _HEARS_SIGNALS).done:
+                pass
+            return future.result()
         except KeyboardInterrupt:
             # a hop further than the first step of what may be on its way
             self._loop.call_soon_threadsafe(self._loop.call_soon, stop)
-            ended.wait()  # an update under way is finished first: nothing can cut it off
+            while not ended.wait(_HEARS_SIGNALS):  # an update under way is finished first: nothing can cut it off
+                pass
             if on_interrupt is not None and failures:
                 raise failures[0] from None
             raise
