@@ -81,6 +81,28 @@ async def test_episodes_do_not_depend_on_rows_or_cache(vlm: LoadedModel, rows: i
     assert not engine._scheduler.kept_sessions
 
 
+async def test_the_system_prompt_of_all_episodes_is_fed_once(vlm: LoadedModel) -> None:
+    """Also behind a picture that all have, and of another picture nothing is taken over."""
+    chat = ChatRenderer(vlm)
+    system = Message("system", "press what is asked for, then say so. " * 6, (picture(1000),))
+    shots = [(picture(1000), picture(n)) for n in range(8)]
+    ids = [tuple(chat.whole([system, Message("user", f"press {n}", (each[1],))])) for n, each in enumerate(shots)]
+    asked = [
+        GenerationRequest(prompt, each, SamplingParams(max_tokens=4, seed=n))
+        for n, (prompt, each) in enumerate(zip(ids, shots, strict=True))
+    ]
+    alone = TransformersInferenceEngine(vlm, kv_cache=False)
+    expected = [await alone.generate(each) for each in asked]
+    engine = TransformersInferenceEngine(vlm)
+    made = await asyncio.gather(*map(engine.generate, asked))
+    assert [one.token_ids for one in made] == [one.token_ids for one in expected]
+    for one, other in zip(made, expected, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+    assert vlm.vision is not None
+    _, (own, _) = vlm.vision.spans(ids[0], shots[0])
+    assert [one.cached_tokens for one in made] == [0] + [own] * 7
+
+
 async def test_a_next_turn_asks_where_its_own_tokens_stand_not_where_the_history_does(
     vlm: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

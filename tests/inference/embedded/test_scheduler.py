@@ -232,7 +232,7 @@ def spans(ids: Any, images: Any) -> list[tuple[int, int]]:
         ((10, 9, 9, 9, 11, 1, 30), [1], 5),
         ((10, 9, 9, 9, 11, 1, 9, 9, 9), [1, 2], 5),
         ((10, 9, 9, 9, 11, 1, 30), [2], 1),  # another picture
-        ((10, 9, 9), [], 2),
+        ((10, 9, 9), [], 1),
         ((10, 9, 9, 9), [1], 1),  # the last token is fed, and with it its whole picture
     ],
 )
@@ -280,12 +280,15 @@ class FakeCache:
 
 @pytest.mark.parametrize("tokens", [None, 120])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int, tokens: int | None) -> None:
+def test_every_sequence_always_finds_its_own_tokens_in_its_row(
+    seed: int, tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uirl.inference.embedded.scheduler.WORTH_SHARING", 2 + 62 * (seed % 2))
     rng = random.Random(seed)
     limits = SchedulerLimits(rng.randint(4, 12), 100, 60, tokens)
     one, cache = Scheduler(limits, end_ids=(END,)), FakeCache()
-    # three to a group: the same prompt at first, and again whenever an episode begins anew
-    histories: dict[str, list[int]] = {f"s{i}": [10 + i // 3] * 5 for i in range(9)}
+    # three to a group: the same prompt at first, and again whenever an episode begins anew; all begin alike
+    histories: dict[str, list[int]] = {f"s{i}": [10, 11, 12] + [10 + i // 3] * 2 for i in range(9)}
     idle, reused, copied, twins = list(histories), 0, 0, 0
 
     def feed(sequences: list[SequenceState]) -> None:
@@ -331,6 +334,33 @@ def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int, tokens
         feed(one.running)
         draw(one.running)
     assert min(reused, copied + twins) > 0
+
+
+def test_what_prompts_begin_with_is_fed_once_and_the_others_wait_a_step_for_it() -> None:
+    begin = tuple(range(100, 180))
+    one = scheduler(running=8, context=1000)
+    short = one.add(request(10, 11))
+    first, other, member, last = (one.add(request(*begin, *own)) for own in ((1, 2), (3,), (3,), (1, 4, 5)))
+    assert prefilled(one) == [short, first]
+    admission = one.admit(0)
+    assert admission is not None
+    assert admission.sequences == [other, last, member]
+    assert admission.copies == {other.row: (first.row, 80), last.row: (first.row, 81)}
+    assert (other.cached, member.twin, last.uncached) == (80, other, 2)
+    late = one.add(request(*begin[:70], 7, 7))
+    nothing = one.add(request(*begin[:63], 8, 8))
+    admission = one.admit(0)
+    assert admission is not None
+    assert admission.sequences == [late, nothing], "63 tokens are not worth it"
+    assert (late.cached, nothing.cached) == (70, 0)
+
+
+def test_what_is_copied_is_not_counted_as_fed() -> None:
+    begin = tuple(range(100, 180))
+    one = scheduler(running=8, context=1000, prefill=90)
+    first, *others = (one.add(request(*begin, 10 + i)) for i in range(5))
+    assert prefilled(one) == [first]
+    assert prefilled(one) == others
 
 
 def test_one_prompt_is_fed_once_for_all_that_are_admitted_with_it() -> None:

@@ -291,16 +291,14 @@ class ModelRunner:
         placeholders are among them; note the position that follows."""
         prompt, images, row = sequence.request.prompt_ids, sequence.request.images, sequence.continues
         if row is not None:
-            shown = images[len(row.images) :]
+            shown = images[row.pictures :]
             if self.loaded.adds_up(shown):
                 places, following = self.loaded.positions(prompt[sequence.cached :], shown)
                 sequence.next_position = row.next_position + following
                 return places + row.next_position, shown
         whole, sequence.next_position = self.loaded.positions(prompt, images)
-        vision, shown = self.loaded.vision, ()
-        if vision is not None and images:
-            spans = vision.spans(prompt, images)
-            shown = tuple(image for image, (start, _) in zip(images, spans, strict=True) if start >= sequence.cached)
+        begins = [start for start, _ in sequence.spans]
+        shown = tuple(image for image, start in zip(images, begins, strict=True) if start >= sequence.cached)
         return whole[:, sequence.cached :], shown
 
     def _forward(self, ids: np.ndarray, positions: np.ndarray, masks: Masks, images: Sequence[Screenshot]) -> Tensor:

@@ -5,8 +5,10 @@ rows [0, running) of the cache. Behind them stand kept rows: what a finished tur
 episode. Nothing that runs is ever preempted: a request is admitted once its whole reply has room. Where rows or tokens
 run out, kept rows are evicted, the oldest first, and then requests wait.
 
-A prompt is fed once while its row is there. Requests with one prompt (a group's first turn, the branches of a fork)
-that are admitted together share what the first of them feeds; one that comes later copies the row of another.
+What prompts have in common is fed once while a row holds it: a prefix cache whose entries are the rows of episodes
+under way, of these weights alone. Requests with one prompt (a group's first turn, the branches of a fork) that are
+admitted together share what the first of them feeds. Where prompts only begin alike (system prompt, tools, examples),
+the first is fed and the others are admitted a step later, with a copy of what its row begins with.
 
 A scheduler of our own serves any HuggingFace model and keeps an episode's cache between its turns;
 `benchmarks/engines.py` compares it with `generate` and with vLLM.
@@ -15,10 +17,10 @@ A scheduler of our own serves any HuggingFace model and keeps an episode's cache
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from uirl.images import Screenshot
 from uirl.inference.base import GenerationRequest
@@ -27,45 +29,33 @@ ImageSpans = Callable[[Sequence[int], Sequence[Screenshot]], Sequence[tuple[int,
 """(prompt ids, images) -> the places [start, end) of each image's placeholders."""
 
 
+Key = tuple[int, ...]
+"""Token ids, each picture's first placeholder replaced by a number of what the picture shows."""
+
+
 @dataclass(slots=True)
 class FilledRow:
     """What a turn left in its row, or has there so far."""
 
     row: int
-    ids: tuple[int, ...]
-    said: tuple[int, ...]
-    """These, and what the turn sampled after them."""
-    images: tuple[str, ...]
-    """Hashes of the pictures, in order."""
-    prompts: tuple[int, int]
-    """`opening` and `prompt` of the sequence that filled it."""
+    key: Key
+    """Of what was fed."""
+    said: Key
+    """The same, and what the turn sampled after it."""
+    pictures: int
     shares: bool
     """All of it was computed by the weights that sample now: others may copy it."""
     next_position: int
     """Rotary position of the token that follows."""
 
 
-def goes_on(kept: FilledRow, request: GenerationRequest) -> bool:
-    """Return whether a request continues all that the row's turn fed and sampled, in one sample with it."""
-    return not request.starts_segment and request.prompt_ids[: len(kept.said)] == kept.said
-
-
-def reusable(kept: FilledRow, ids: Sequence[int], images: Sequence[Screenshot], image_spans: ImageSpans | None) -> int:
-    """Return how many leading tokens of a row serve a prompt: at most all but its last, never a part of a picture, and
-    no picture that is another one now. `image_spans`: None for a text model."""
-    n = min(len(kept.ids), len(ids) - 1)
-    if ids[:n] != kept.ids[:n]:
-        n = next(i for i in range(n) if ids[i] != kept.ids[i])
-    if image_spans is None or not images:
-        return n
-    pairs = zip(images, kept.images, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0].hash == pair[1], pairs))
-    if n == len(kept.ids) and same == len(kept.images):
-        return n  # it goes on from there, and every picture of a row has ended
-    for number, (start, end) in enumerate(image_spans(ids, images)):
-        if start < n and (number >= same or end > n):
-            return start
-    return n
+def common(one: Key, other: Key) -> int:
+    """Return how many leading tokens are the same."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def rows_for_admission(running: int, kept: Sequence[int | None], others: Set[int]) -> tuple[list[int], dict[int, int]]:
@@ -108,6 +98,9 @@ def rows_side_by_side(rows: Sequence[int], first: int) -> list[int]:
     return [row if row < end else next(free) for row in rows]
 
 
+WORTH_SHARING = 64
+"""Tokens that a prompt must have in common with a row for a copy of them, and with one that is about to be fed, beyond
+what rows have, to wait a step for it. What is all of a prompt is always copied."""
 AHEAD = 1024
 """Tokens of a reply that the cache has room for from the start; it grows with one that is longer, so that what a reply
 may take costs nothing before it takes it."""
@@ -132,6 +125,8 @@ class SequenceState:
     """One request on its way: what was sampled so far, and the row that holds its keys and values."""
 
     request: GenerationRequest
+    spans: Sequence[tuple[int, int]] = ()
+    """The places [start, end) of its pictures."""
     policy_version: int = -1
     """Of the weights that sample its first token; -1: it still waits."""
     row: int = -1
@@ -156,19 +151,27 @@ class SequenceState:
     """While it waits: the row of its session, and how many of its tokens serve."""
     shares: bool = True
     """All of its row was computed by the weights that sample now: others may copy it."""
-    prompt: int = field(init=False)
-    """A hash of its prompt, pictures included."""
-    opening: int = field(init=False)
-    """The same of the first prompt that its row begins with."""
+    key: Key = field(init=False)
+    """Of its prompt."""
 
     def __post_init__(self) -> None:
         self.uniforms = random.Random(self.request.sampling.seed)
-        self.prompt = self.opening = hash((self.request.prompt_ids, self.images))
+        self.key = self.request.prompt_ids
+        if self.spans:
+            marked = list(self.key)
+            for image, (start, _) in zip(self.request.images, self.spans, strict=True):
+                marked[start] = -1 - int(image.hash, 16)
+            self.key = tuple(marked)
 
-    @property
-    def images(self) -> tuple[str, ...]:
-        """Hashes of the pictures of its prompt."""
-        return tuple(image.hash for image in self.request.images)
+    def reusable(self, row: FilledRow) -> int:
+        """Return how many leading tokens of a row serve: at most all but the last of the prompt, never a part of a
+        picture. Of a row that older weights filled, in part or whole, none unless it goes on from all of it, in one
+        sample with it: they would count as sampled by the weights of now."""
+        goes_on = not self.request.starts_segment and self.key[: len(row.said)] == row.said
+        if not (row.shares or goes_on):
+            return 0
+        served = min(common(row.key, self.key), len(self.key) - 1)
+        return next((start for start, end in self.spans if start < served < end), served)
 
     @property
     def uncached(self) -> int:
@@ -211,13 +214,35 @@ class Finished:
     """Rows that change places, {from: to}, all at once."""
 
 
+class Prefixes:
+    """Rows in the order of their keys: beside the place of a prompt stands one that begins most like it."""
+
+    def __init__(self, rows: Iterable[FilledRow]) -> None:
+        self._rows = sorted((row for row in rows if row.shares), key=lambda row: row.key)
+        self._keys = [row.key for row in self._rows]
+
+    def begin(self, sequence: SequenceState) -> tuple[FilledRow | None, int]:
+        """Return a row to copy, and how many leading tokens of the prompt it has; None and 0: none is worth it."""
+        at = bisect(self._keys, sequence.key)
+        beside = self._rows[max(at - 1, 0) : at + 1]
+        row, tokens = max(
+            ((row, sequence.reusable(row)) for row in beside), key=lambda found: found[1], default=(None, 0)
+        )
+        worth = tokens >= WORTH_SHARING or 0 < tokens == len(sequence.key) - 1
+        return (row, tokens) if worth else (None, 0)
+
+
+def _begins_as(key: Key, others: Iterable[Key], tokens: int) -> bool:
+    """Return whether so many leading tokens of a prompt, which has more, are those of another."""
+    begin = key[:tokens]
+    return len(key) > tokens and any(other[:tokens] == begin for other in others)
+
+
 def _filled(sequence: SequenceState) -> FilledRow:
     """Return what a sequence has in its row so far."""
-    said = sequence.request.prompt_ids + tuple(sequence.tokens)
-    prompts = (sequence.opening, sequence.prompt)
-    return FilledRow(
-        sequence.row, said[: sequence.cached], said, sequence.images, prompts, sequence.shares, sequence.next_position
-    )
+    said = sequence.key + tuple(sequence.tokens)
+    pictures = len(sequence.request.images)
+    return FilledRow(sequence.row, said[: sequence.cached], said, pictures, sequence.shares, sequence.next_position)
 
 
 class Scheduler:
@@ -262,8 +287,9 @@ class Scheduler:
         return list(self._kept)
 
     def add(self, request: GenerationRequest) -> SequenceState:
-        """Put a request behind those that wait."""
-        sequence = SequenceState(request)
+        """Put a request behind those that wait. Raises what `image_spans` raises for a prompt without its pictures."""
+        spans = self._image_spans(request.prompt_ids, request.images) if self._image_spans and request.images else ()
+        sequence = SequenceState(request, spans)
         self.waiting.append(sequence)
         return sequence
 
@@ -335,30 +361,37 @@ class Scheduler:
         admitted.sort(key=lambda s: s.row)
         self.running += admitted
         rooms = [sequence.room(self.limits.max_context) for sequence in self.running]
-        longest = max((*rooms, *(len(each.ids) for each in self._kept.values())))
+        longest = max((*rooms, *(len(each.key) for each in self._kept.values())))
         used = max(len(self.running), 1 + max((each.row for each in self._kept.values()), default=0))
         return Admission(admitted, moves, copies, used, longest)
 
     def _within_budget(self) -> list[SequenceState]:
         """Take requests from the queue, in order, as far as what they feed and what they may hold has room. A prompt
-        that several of them have is fed once."""
+        that several of them have is fed once; one that begins as another of them does waits for it."""
         taken: list[SequenceState] = []
-        prompts: set[int] = set()
+        prompts: set[Key] = set()
         widest = longest = 0
         if self.waiting and self.limits.max_cached_tokens is not None:
             longest = max((s.longest(self.limits.max_context) for s in self.running), default=0)
+        there: Prefixes | None = None
         while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
             following = self.waiting[0]
-            fed, several = widest, following.prompt in prompts
+            fed, several = widest, following.key in prompts
             if not (self._keep_rows and several):
-                fed = max(widest, len(following.request.prompt_ids) - self._served(following))
+                served = self._served(following)
+                if self._keep_rows and not served:
+                    there = there or Prefixes(map(_filled, self.running))  # these stay; kept ones may make way
+                    _, served = there.begin(following)
+                    if _begins_as(following.key, prompts, served + WORTH_SHARING):
+                        break
+                fed = max(widest, len(following.key) - served)
             held = max(longest, following.longest(self.limits.max_context))
             rows = len(prompts) + (not several) if self._keep_rows else len(taken) + 1
             if taken and rows * fed > self.limits.max_prefill_tokens:
                 break
             if not self._holds(len(self.running) + len(taken) + 1, held):
                 break
-            prompts.add(following.prompt)
+            prompts.add(following.key)
             taken.append(self.waiting.popleft())
             widest, longest = fed, held
         return taken
@@ -369,7 +402,7 @@ class Scheduler:
         if row is None:
             return 0
         if sequence.kept is None or sequence.kept[0] is not row:
-            sequence.kept = (row, self._reusable(row, sequence.request))
+            sequence.kept = (row, sequence.reusable(row))
         return sequence.kept[1]
 
     def _holds(self, rows: int, longest: int) -> bool:
@@ -385,52 +418,45 @@ class Scheduler:
     def _longest(self, admitted: Sequence[SequenceState]) -> int:
         """Return the tokens that any row may come to hold."""
         runs = (sequence.longest(self.limits.max_context) for sequence in (*self.running, *admitted))
-        return max((*runs, *(len(each.ids) for each in self._kept.values())))
+        return max((*runs, *(len(each.key) for each in self._kept.values())))
 
     def _pair(self, admitted: Sequence[SequenceState]) -> None:
         """Give each sequence without a row of its own the first one that was admitted with the same prompt."""
-        first: dict[int, SequenceState] = {}
+        first: dict[Key, SequenceState] = {}
         for sequence in admitted:
             if sequence.request.session_id in self._kept:
                 continue
-            other = first.setdefault(sequence.prompt, sequence)
-            same = (other.request.prompt_ids, other.images) == (sequence.request.prompt_ids, sequence.images)
-            if other is not sequence and same:
+            other = first.setdefault(sequence.key, sequence)
+            if other is not sequence:
                 sequence.twin = other
                 sequence.cached = sequence.reused = len(sequence.request.prompt_ids)
 
     def _take_over(self, sequence: SequenceState, left: FilledRow) -> None:
         """Let a sequence begin with what an earlier turn left in its row."""
         known = sequence.kept is not None and sequence.kept[0] is left
-        served = sequence.kept[1] if known and sequence.kept else self._reusable(left, sequence.request)
+        served = sequence.kept[1] if known and sequence.kept else sequence.reusable(left)
         sequence.cached = sequence.reused = served
         sequence.kept = None
-        sequence.continues = left if served == len(left.ids) else None
+        sequence.continues = left if served == len(left.key) else None
         if sequence.cached:
-            sequence.opening, sequence.shares = left.prompts[0], left.shares
+            sequence.shares = left.shares
 
     def _copies(self, admitted: Sequence[SequenceState]) -> dict[int, tuple[int, int]]:
-        """Let sequences that have nothing yet begin with a copy of a row that begins with their prompt; return
-        {to: (from, tokens)}."""
+        """Let sequences that have nothing yet begin with a copy of what a row has of their prompt; return {to: (from,
+        tokens)}."""
         fresh = [sequence for sequence in admitted if not sequence.cached]
-        if not fresh:
-            return {}
-        filled = [each for each in (*map(_filled, self.running), *self._kept.values()) if each.shares]
-        by_prompt = {prompt: each for each in filled for prompt in each.prompts}
+        there = Prefixes(self._rows() if fresh else ())
         copies = {}
         for sequence in fresh:
-            other = by_prompt.get(sequence.prompt)
-            sequence.cached = sequence.reused = self._reusable(other, sequence.request) if other else 0
-            if other is not None and sequence.cached:
-                copies[sequence.row] = (other.row, sequence.cached)
+            row, served = there.begin(sequence)
+            if row is not None:
+                sequence.cached = sequence.reused = served
+                copies[sequence.row] = (row.row, served)
         return copies
 
-    def _reusable(self, kept: FilledRow, request: GenerationRequest) -> int:
-        """Return how many leading tokens of a row serve; of one that older weights filled, in part or whole, none where
-        a sample begins: it would count as sampled by the weights of now."""
-        if not (kept.shares or goes_on(kept, request)):
-            return 0
-        return reusable(kept, request.prompt_ids, request.images, self._image_spans)
+    def _rows(self) -> list[FilledRow]:
+        """Return what the rows of running and kept sequences hold."""
+        return [*map(_filled, self.running), *self._kept.values()]
 
     # -- finish ------------------------------------------------------------------------------------------------
 
