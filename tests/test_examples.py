@@ -74,6 +74,7 @@ def test_train_multi_actor() -> None:
     assert min(curve) > 0.1
 
 
+@pytest.mark.slow
 def test_the_program_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES.parent / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -353,6 +353,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_published("Qwen3-VL-2B", tmp_path_factory.mktemp("published"))
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_of_two_billion_needs_more_than_24_gib(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +405,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_fits_its_gpu(file: str, tmp_path: Path) -> None:
     """With the sizes of the published checkpoints and screenshots as large as they come."""

@@ -94,7 +94,7 @@ async def test_a_share_of_what_rules_decide_is_asked_all_the_same(server: Script
         Answer("busy", 429),
         Answer("broken", 500),
         Answer("<html>", 200),
-        Answer({}, seconds=5.0),
+        pytest.param(Answer({}, seconds=5.0), marks=pytest.mark.slow),
         "no verdict",
         "I'm sorry, I can't judge.",
     ],
@@ -183,6 +183,7 @@ async def test_whom_nobody_believes_is_asked_only_to_know_how_good_it_is(server:
     assert (await found(judge, episode("weak", False, red(5)))).score == 0.0  # it is believed again
 
 
+@pytest.mark.slow
 async def test_the_corrected_reward_is_unbiased_and_one_in_a_group(server: ScriptedJudge) -> None:
     judge = verifier(server, ask="always", correct_noise=True)
     with pytest.raises(JudgeFailure, match=r"^judge uncorrected: .* 0 solved and 0 unsolved"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.inference.stand_in_http import Answer, Seen
@@ -30,6 +32,11 @@ WAYS: dict[str, Answer | str] = {
     "breaks the connection": Answer({"a": "b" * 1000}, keep=0.5),
 }
 EPISODES = 8
+
+
+def waiting(way: str) -> Any:
+    """A way as a parameter; a second is waited for every answer of one."""
+    return pytest.param(way, marks=pytest.mark.slow) if way == "takes too long" else way
 
 
 class Coverable(ScriptedJudge):
@@ -76,7 +83,7 @@ async def played(judge: HybridVerifier, *, knows: bool = False, retries: int = 1
 
 
 @pytest.mark.parametrize("votes", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [waiting(way) for way in WAYS])
 async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: str, votes: int) -> None:
     server.fault = WAYS[way]
     asked = judge_of(server, timeout=1.0 if way == "takes too long" else 20.0, retries=0)
@@ -92,7 +99,7 @@ async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: s
         assert "not solved as far as anybody can say" in one.verdict.reason
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("abstains", "contradicts itself")])
+@pytest.mark.parametrize("way", [waiting(way) for way in WAYS if way not in ("abstains", "contradicts itself")])
 async def test_what_hits_every_episode_is_a_failure_and_its_cost_is_told(server: Coverable, way: str) -> None:
     server.fault = WAYS[way]
     asked = judge_of(server, timeout=1.0 if way == "takes too long" else 20.0, retries=0)

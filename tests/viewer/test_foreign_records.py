@@ -198,6 +198,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", COLUMNS)
 def test_no_page_fails_over_a_column_of_another_kind(run: Path, client: TestClient, file: str) -> None:
     found = {}

@@ -192,6 +192,7 @@ async def uncaught(page: Page) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_scripts() -> None:
     waiting, errors, moved = list(page_names()), list[str](), list[str]()
 

@@ -13,6 +13,7 @@ from uirl.environments.browser.miniwob import DEMONSTRATED, MiniWobEnvironment
 from uirl.images import screenshot
 
 
+@pytest.mark.slow
 async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() -> None:
     async def score(page: str, options: dict[str, Any]) -> list[float]:
         env = MiniWobEnvironment(task=page, **options)
@@ -28,6 +29,7 @@ async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() ->
     assert small == [[1.0] * 4] * 3
 
 
+@pytest.mark.slow
 async def test_it_finds_a_shape_by_whatever_words_the_instruction_has() -> None:
     env = MiniWobEnvironment(task="click-shape")
     kinds = {"item", "shape", "letter", "digit", "circle", "rectangle", "triangle"}

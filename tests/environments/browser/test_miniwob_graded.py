@@ -53,7 +53,9 @@ async def _play(page: str, policy: str, seed: int, **options: Any) -> tuple[floa
     return result.reward, result.observation.info["raw_reward"], result.observation.info["success"]
 
 
-@pytest.mark.parametrize("policy", ["lazy", "wrong", "right"])
+@pytest.mark.parametrize(
+    "policy", ["wrong", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("lazy", "right"))]
+)
 async def test_a_page_is_solved_by_what_is_asked_and_not_by_a_part_of_it(policy: str) -> None:
     pages = [page for page in PAGES if policy == "lazy" or page != "tic-tac-toe"]
     ways = [(page, seed) for page in pages for seed in SEEDS]
