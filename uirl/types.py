@@ -7,6 +7,7 @@ One record, many views: an episode appends one `Turn` per model call and everyth
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,10 +33,14 @@ class Task:
     tags: tuple[str, ...] = ()
     seed: int | None = None
     """Seed of the instance; None: every episode of this task draws a new one."""
+    weight: float = 1.0
+    """How often it is drawn, relative to other tasks."""
 
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("Task.id is empty; expected a name unique within the run, e.g. 'screen/level-1'")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"Task.weight of {self.id!r} is {self.weight!r}; expected a number > 0")
         object.__setattr__(self, "tags", tuple(self.tags))
 
 

@@ -181,3 +181,22 @@ def test_the_config_of_a_checkpoint_is_not_obeyed_behind_that_of_its_run(
     for command in ("eval --episodes 2", "export --to hf"):
         name, *options = command.split()
         assert main([name, str(run), *options]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["name", "member"])
+def test_code_inside_the_folder_has_to_be_typed_also_where_a_mixture_names_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "their_world.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "theirs")
+    config = ConfigStore()
+    if place == "name":
+        config.environment.name = "their_world:World"
+    else:
+        config.environment.name = "mixture"
+        config.environment.options = {"members": [{"name": "errands"}, {"name": "their_world:World"}]}
+    remember(config.to_dict())
+    assert override_stored(config, [], tmp_path / "elsewhere") == config
+    with pytest.raises(ConfigError, match="their_world:World"):
+        override_stored(config, [], tmp_path / "theirs")

@@ -112,6 +112,7 @@ CASES: dict[str, dict[str, Case]] = {
         "instructions": case("Be quick.", "", shows="told"),
     },
     "lookup": {**ARITHMETIC, "names": case(2, shows="demonstration", demonstrator="careless")},
+    "mixture": {"members": case(({"name": "guess_number", "options": {"n": 9}},), shows="first")},
     "gymnasium": {
         "env": case("Taxi-v4", shows="told"),
         "view": case("ansi", "rgb", shows="first"),
@@ -146,6 +147,7 @@ CASES: dict[str, dict[str, Case]] = {
 BASES: dict[str, dict[str, Any]] = {
     "screen": {"size": 84},
     "screen_suite": {"size": 84},
+    "mixture": {"members": ({"name": "guess_number"},)},
     "gymnasium": {"env": "FrozenLake-v1"},
     "miniwob": {"task": "click-color", "max_turns": 3},
     "data_entry": {"level": 1, "max_turns": 4},

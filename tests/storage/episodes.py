@@ -53,7 +53,7 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
     )
     return Trajectory(
         id=id,
-        task=Task("level/1", "screen", "press red", {"target": [3, 4]}, ("easy", "red"), 11),
+        task=Task("level/1", "screen", "press red", {"target": [3, 4]}, ("easy", "red"), 11, 2.5),
         turns=[first, second],
         stop_reason="failure",
         group_id="g",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from uirl.runtime.files import require_plain, write_atomically
 
 if TYPE_CHECKING:
     from uirl.storage.trajectories import TrajectorySummary
+    from uirl.types import Task
 
 FORMATS = {
     "hf": "a folder that from_pretrained, vLLM and SGLang read, adapters merged",
@@ -135,7 +136,7 @@ def export_episodes(
     with TrajectoryStore(path, read_only=True) as store:
         if not any(_imitated(episode) for episode in store.list()):
             raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
-        written = export_sft(store, target, _imitated, system_prompt=prompt or None, tools=tools, each_reply=each_reply)
+        written = export_sft(store, target, _imitated, system_prompt=prompt, tools=tools, each_reply=each_reply)
     stored = ConfigStore.from_yaml(RunDirectory(source).config_path)
     write_atomically(_card_of(target), data_card(stored.model, stored.environment.label, target, written))
     return target
@@ -147,9 +148,11 @@ def _imitated(episode: TrajectorySummary) -> bool:
     return solved(episode) and episode.split == "train" and episode.turns > 0
 
 
-def _told(run: Path, overrides: Sequence[str], system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Return (system prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without
-    tools where the environment cannot be made."""
+def _told(
+    run: Path, overrides: Sequence[str], system_prompt: str | None
+) -> tuple[str | Callable[[Task], str], Sequence[Mapping[str, Any]]]:
+    """Return (system prompt or what says it of a task, schemas of the tools) of a run's policy, from its config; a
+    given prompt comes without tools where the environment cannot be made."""
     from uirl.config import ConfigStore
     from uirl.config.stored import override_stored
     from uirl.environments import create_environment
@@ -162,7 +165,7 @@ def _told(run: Path, overrides: Sequence[str], system_prompt: str | None) -> tup
         settings = override_stored(stored, overrides, run, section=("environment.",)).environment
         settings.require_named()
         environment = create_environment(settings.name, settings.options_for("train"), settings)
-        return environment.get_prompt_prefix() if system_prompt is None else system_prompt, environment.tool_schemas()
+        return environment.prompt_prefix_of if system_prompt is None else system_prompt, environment.tool_schemas()
     except (ConfigError, RolloutFailure) as problem:
         if system_prompt is not None:
             return system_prompt, ()

@@ -278,6 +278,8 @@ def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> Non
         "trajectories": record,
     }
     report_table(what, rows)
+    if report.members:
+        report_table("per environment", {name: _task_line(row) for name, row in report.members.items()})
     report_table("per task", {name: _task_line(row) for name, row in report.tasks.items()})
     warn_of_excluded({"": report.tally})
 

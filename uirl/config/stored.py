@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def override_stored(
     values = stored.to_dict()
     for plain in (typed, values):
         apply_overrides(ConfigStore, plain, overrides)
-    own = _mark(found) in _marks() and not _lies_in(folder, values["environment"]["name"])
+    own = _mark(found) in _marks() and not any(_lies_in(folder, text) for text in _texts(values["environment"]))
     unasked = [
         (key, what, value)
         for key, what, value in reaching(ConfigStore, values)
@@ -87,6 +88,15 @@ def _mark(values: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every 'package.module:Class' in plain data: the options of an environment may name others."""
+    if isinstance(value, str):
+        yield from [value] if re.fullmatch(r"[\w.]{1,200}:[\w.]{1,200}", value) else []
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 def _lies_in(folder: Path, name: str) -> bool:

@@ -2,5 +2,6 @@
 
 from uirl.curriculum.curriculum import TaskCurriculum
 from uirl.curriculum.levels import LEVELS
+from uirl.curriculum.mixed import MixedCurriculum, Spread
 
-__all__ = ["LEVELS", "TaskCurriculum"]
+__all__ = ["LEVELS", "MixedCurriculum", "Spread", "TaskCurriculum"]

@@ -78,6 +78,10 @@ class BaseEnvironment(ABC):
         """Return the system prompt; empty: none."""
         return ""
 
+    def prompt_prefix_of(self, task: Task) -> str:
+        """Return the system prompt of this task before it is played: what an export writes. Default: that of all."""
+        return self.get_prompt_prefix()
+
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """Return JSON schemas of the functions the policy may call, for chat templates that show them; empty: none, or
         they are described in the prompt prefix."""

@@ -21,6 +21,7 @@ ENVIRONMENTS = {
     "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
     "errands": "uirl.environments.tool_use.errands:ErrandsEnvironment",
+    "mixture": "uirl.environments.adapters.mixture:MixtureEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
     "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",

@@ -468,12 +468,11 @@ class Evolution:
     def _export(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
         kept = {one.id: one for one in chosen.kept}
         environment, prompt = self._parts.environment, self.config.inference.system_prompt
-        told = environment.get_prompt_prefix() if prompt is None else prompt
         export_sft(
             store,
             folder.examples,
             lambda summary: summary.id in kept,
-            system_prompt=told or None,
+            system_prompt=environment.prompt_prefix_of if prompt is None else prompt,
             tools=environment.tool_schemas(),
             view=lambda trajectory: trajectory.prefix(kept[trajectory.id].turns),
             order=lambda summary: summary.id,  # which one ended first differs after a kill

@@ -15,7 +15,7 @@ from uirl.images import Screenshot
 from uirl.runtime.files import storage_errors, write_atomically
 from uirl.runtime.limits import in_column, whole_characters
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
-from uirl.types import Trajectory, Turn
+from uirl.types import Task, Trajectory, Turn
 
 _SIGNATURES = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"RIFF", ".webp"), (b"GIF8", ".gif"))
 
@@ -30,7 +30,7 @@ def export_sft(
     path: str | os.PathLike[str],
     where: Callable[[TrajectorySummary], bool] = solved,
     *,
-    system_prompt: str | None = None,
+    system_prompt: str | Callable[[Task], str] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
     each_reply: bool = False,
     view: Callable[[Trajectory], Trajectory] | None = None,
@@ -50,8 +50,8 @@ def export_sft(
         store: The trajectories of a run.
         path: The file, replaced in one step after its pictures are there.
         where: Which trajectories; the default takes the solved ones.
-        system_prompt: First message of each; None: no system message. (The environment's prompt is in the token ids of
-            a trajectory, not in its messages.)
+        system_prompt: First message of each, or what returns it for a task; None or empty: no system message. (The
+            environment's prompt is in the token ids of a trajectory, not in its messages.)
         tools: JSON schemas of the functions that the chat template shows (`BaseEnvironment.tool_schemas`), as one JSON
             text in the field `tools`; empty: no such field.
         each_reply: False: one example per trajectory. True: one per reply, with `prompt` (all messages before it) and
@@ -109,12 +109,15 @@ _Example = Mapping[str, Sequence[_Message]]
 """Field of a line -> its messages, in the order in which they were said."""
 
 
-def _conversations(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Conversation]:
+def _conversations(
+    trajectory: Trajectory, folder: Path, system_prompt: str | Callable[[Task], str] | None
+) -> list[_Conversation]:
     """Return the conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may
     have branched or rewritten what was said; a reply that its client never saw is in none."""
     names = {"id": in_column(trajectory.id), "task": in_column(trajectory.task.id)}
     head = {**names, "reward": trajectory.total_reward()}
-    begin = [] if system_prompt is None else [_Message("system", system_prompt)]
+    told = system_prompt(trajectory.task) if callable(system_prompt) else system_prompt
+    begin = [_Message("system", told)] if told else []
     turns = trajectory.turns
     recorded = all("call" in turn.info for turn in turns)
     # segments stand in the order in which they ended: what a branch goes on from may stand behind it

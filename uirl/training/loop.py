@@ -265,7 +265,8 @@ class RLTrainer:
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)
-        row = row_of(played, update, self._parts.engine.stats(), attempts, collection.given_up)
+        members = self._parts.tasks.members
+        row = row_of(played, update, self._parts.engine.stats(), attempts, collection.given_up, members)
         row |= flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
@@ -303,6 +304,7 @@ class RLTrainer:
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
         state.before, state.interval_before, state.reward_before = before.tally, before.interval, before.reward
+        state.members_before = before.members
         say(f"before reinforcement learning: success {before.words()}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")

@@ -48,6 +48,7 @@ def summary_of(
         "best": None if state.best is None else state.best | {"evaluations": state.evaluations},
         "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
         "warm_start": state.warm,
+        **({"members": _members(state, after)} if after.members else {}),
         "excluded": {"training": state.tally.report(), "before": before.report(), "after": after.tally.report()},
         "ledger": state.ledger.report(),
         "stopped_because": reason,
@@ -81,6 +82,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         "success before": f"{success_before}, {(state.before or Tally()).judged_words()}",
         "success after": after.words(),
         **after.unseen_rows(),
+        **member_rows(summary.get("members", {})),
         **{f"control: {name}": measured(metric, value) for name, value in summary["controls"].items()},
         "reward": f"{_short(summary['reward_before'])} -> {_short(summary['reward_after'])}",
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
@@ -100,6 +102,27 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     warn_of_a_fall(state.interval_before, after.interval)
     before = {} if state.before is None else {"the first evaluation": state.before}
     warn_of_excluded({"training": training, **before, "the last evaluation": after.tally})
+
+
+def _members(state: RunState, after: EvaluationReport) -> dict[str, dict[str, Any]]:
+    """Return environment of a mixture -> its success before and after, and how often it was judged after."""
+    return {
+        name: {
+            "success_before": state.members_before.get(name, {}).get("success"),
+            "success_after": row["success"],
+            "judged_after": row["judged"],
+        }
+        for name, row in after.members.items()
+    }
+
+
+def member_rows(members: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return lines of a table: the success of each environment of a mixture."""
+    return {
+        f"success: {name}": f"{percent(row['success_before'])} -> {percent(row['success_after'])}, "
+        f"{row['judged_after']} judged"
+        for name, row in members.items()
+    }
 
 
 def best_words(best: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ class CurriculumConfig(Section):
     key: ClassVar[str] = "curriculum"
 
     enabled: bool = False
-    """false: every task equally often."""
+    """false: every task as often as its weight says. true: a curriculum for each environment of a mixture."""
     min_attempts_per_task: Count = 5
     """Episodes after which a task has a level; until then it is new."""
     initial_distribution: dict[str, NonNegative] = Field(

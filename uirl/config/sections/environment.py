@@ -30,7 +30,7 @@ class EnvironmentConfig(Section):
     """Entries that replace those of `options` in evaluation, such as another set of tasks."""
     tasks: PathText | None = None
     """The tasks to train on: a file (`.json`, `.jsonl`, `.csv`, `.parquet`) of goals, or of rows with `id`, `goal`,
-    `checks`, `tags`, `seed`, or of other columns (see `columns`); or a dataset on the hub, as 'owner/name',
+    `checks`, `tags`, `seed`, `weight`, or of other columns (see `columns`); or a dataset on the hub, as 'owner/name',
     'owner/name:split' or 'owner/name/config:split'. None: the environment's own tasks."""
     eval_tasks: PathText | None = None
     """The tasks of evaluations, as `tasks`. None: those that `eval_options` choose, else the training tasks on

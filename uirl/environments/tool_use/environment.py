@@ -258,7 +258,7 @@ class ToolEnvironment(BaseEnvironment):
     def _at_once(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return what `work` returns, where nothing in it waits, else `work` itself: what is awaited comes back only
         after other episodes had their turn, which takes a batch of quick ones apart."""
-        if self._may_wait():
+        if self.may_wait():
             return work
         return run_at_once(
             work,
@@ -266,7 +266,8 @@ class ToolEnvironment(BaseEnvironment):
             "`async def`, or set runs_inline to False",
         )
 
-    def _may_wait(self) -> bool:
+    def may_wait(self) -> bool:
+        """Return whether a step may have to be awaited: else what it returns is there at once."""
         if not all(tool.never_waits for tool in self._running):
             return True
         if self._inner is None:

@@ -107,7 +107,8 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             self.source.load_state_dict({"position": index})
         spec = self.source.groups(1, 1)[0][0]
         name = spec.task.environment  # of the table, or nothing where the episode belongs to the run's own object
-        name = name if name in ENVIRONMENTS and name != self._named else self._named
+        # a mixture finds the member by the id of the task
+        name = name if name in ENVIRONMENTS and self._named not in (name, "mixture") else self._named
         return {
             "raw_prompt": [{"role": "user", "content": spec.task.goal or spec.task.id}],
             "data_source": self.name,

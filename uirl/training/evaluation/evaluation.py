@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class EvaluationReport:
     """k -> chance that one of k tries at the same instance succeeds, averaged over instances."""
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Task id -> episodes, judged, success, reward."""
+    members: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Environment of a mixture -> the same; empty: the tasks are of one."""
     judged: int = 0
     """Episodes of which is known whether they succeeded (docs/verification.md)."""
     instances: int = 0
@@ -87,6 +89,7 @@ class EvaluationReport:
         numbers |= {"reward": self.reward, "turns": self.turns}
         numbers |= {"judged_episodes": self.judged, "evidence_episodes": self.episodes}
         numbers |= {"success_at_worst": self.tally.success_if_lost, "unseen_attempts": self.tally.unseen}
+        numbers |= {f"success/{name}": one["success"] for name, one in self.members.items()}
         return {f"eval/{name}": value for name, value in numbers.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,6 +110,7 @@ class EvaluationReport:
             "turns": self.turns,
             "pass_at_k": {str(k): v for k, v in self.pass_at_k.items()},
             "tasks": self.tasks,
+            **({"members": self.members} if self.members else {}),
         }
 
 
@@ -170,7 +174,8 @@ def report_on(
         reward=_mean([t.total_reward() for t in usable]),
         turns=_mean([float(len(t)) for t in usable]),
         pass_at_k=_pass_at_k(judged),
-        tasks=_per_task(usable),
+        tasks=_table(usable, lambda one: one.task.id),
+        members=_table(usable, lambda one: one.task.environment) if _mixed(usable) else {},
         trajectories=tuple(trajectories),
         held_out=None if trained is None else HeldOut.of(usable, trained),
         tally=tally_of(trajectories, attempts),
@@ -195,13 +200,18 @@ def _pass_at_k(judged: list[Trajectory]) -> dict[int, float]:
     return mean_pass_at_k(groups.values())
 
 
-def _per_task(usable: list[Trajectory]) -> dict[str, dict[str, Any]]:
-    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+def _mixed(usable: list[Trajectory]) -> bool:
+    return len({trajectory.task.environment for trajectory in usable}) > 1
+
+
+def _table(usable: list[Trajectory], kind: Callable[[Trajectory], str]) -> dict[str, dict[str, Any]]:
+    """Return kind of an episode -> how those of it went."""
+    by_kind: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in usable:
-        by_task[trajectory.task.id].append(trajectory)
+        by_kind[kind(trajectory)].append(trajectory)
     table = {}
-    for name in sorted(by_task):
-        played = by_task[name]
+    for name in sorted(by_kind):
+        played = by_kind[name]
         successes = [bool(t.success) for t in played if t.success is not None]
         table[name] = {
             "episodes": len(played),

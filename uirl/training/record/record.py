@@ -207,9 +207,11 @@ def row_of(
     engine: Mapping[str, float],
     attempts: Sequence[Trajectory] | None = None,
     given_up: Mapping[str, int] | None = None,
+    members: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts`
-    failed and were repeated; None: nobody counted them. `given_up`: see `Tally.add`."""
+    failed and were repeated; None: nobody counted them. `given_up`: see `Tally.add`. `members`: the environments of a
+    mixture, each of which has its own success."""
     metrics = Metrics()
     usable = [t for t in played if t.failure is None]
     for trajectory in usable:
@@ -221,6 +223,11 @@ def row_of(
         metrics.add("response_tokens", trajectory.metrics.get("response_tokens"))
         metrics.add("parse_error_rate", trajectory.metrics.get("parse_errors", 0.0) / max(1, len(trajectory)))
         metrics.add("time/environment", trajectory.metrics.get("environment_seconds"))
+    for member in members:
+        metrics.add(f"success/{member}", None, reduction="mean")  # None where no episode of it was played
+        metrics.add(f"count/episodes/{member}", sum(t.task.environment == member for t in usable), reduction="sum")
+    for trajectory in usable if members else ():
+        metrics.add(f"success/{trajectory.task.environment}", trajectory.success)
     _add_tools(metrics, usable)
     row: dict[str, Any] = dict(metrics.reduce())
     stops = Counter(t.stop_reason for t in played)

@@ -42,6 +42,8 @@ class RunState:
     """Of its success: see `EvaluationReport.interval`; None too where a word that came later changed that success."""
     reward_before: float | None = None
     """The mean reward of its episodes."""
+    members_before: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Environment of a mixture -> its success in that evaluation: see `EvaluationReport.members`."""
     speakers: set[str] = field(default_factory=set)
     """The environments that were heard to say what success is: see `uirl.success`."""
     held_out: float | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uirl.config import ConfigStore
-from uirl.curriculum import TaskCurriculum
+from uirl.curriculum import MixedCurriculum, TaskCurriculum
 from uirl.errors import ConfigError, did_you_mean
 from uirl.training.groups_with_signal import signal_of
 from uirl.training.record.progress import say
@@ -116,8 +116,9 @@ class CurriculumTasks(UniformTasks):
 
 
 def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum | None = None) -> TaskSource:
-    """Return the training tasks of a run: as `curriculum` says, else as the section of that name, else every task
-    equally often. Raises ConfigError where the section has nothing to choose from."""
+    """Return the training tasks of a run: as `curriculum` says, else as the section of that name (a curriculum for each
+    environment), else every task as often as its weight says. Raises ConfigError where the section has nothing to
+    choose from."""
     seed = config.training.seed
     if curriculum is not None and config.curriculum.enabled:
         raise ConfigError("got a curriculum and curriculum.enabled=true, which each choose tasks; leave one out")
@@ -127,7 +128,9 @@ def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum
                 "curriculum.enabled=true, and there is one task, so there is nothing to choose; name more "
                 "(environment.tasks, a dataset, or an environment with tasks()), or leave the curriculum off"
             )
-        curriculum = TaskCurriculum.from_config(config.curriculum, seed=seed)
+        names = dict.fromkeys(task.environment for task in tasks)
+        curricula = {name: TaskCurriculum.from_config(config.curriculum, seed=seed) for name in names}
+        curriculum = MixedCurriculum(tasks, curricula, seed=seed) if len(names) > 1 else next(iter(curricula.values()))
     if curriculum is None:
         return UniformTasks(tasks, seed=config.draws_seed, instance_seed=seed)
     signal = signal_of(config.training, config.algorithm)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Protocol
 
+from uirl.curriculum import Spread
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError
 from uirl.rollout.episode import EpisodeSpec, derive_seed
@@ -41,7 +42,8 @@ class TaskSource(Protocol):
 
 
 class UniformTasks:
-    """Every task equally often: pass after pass through a list, each pass in another order.
+    """Every task equally often: pass after pass through a list, each pass in another order. Tasks of unlike weight are
+    drawn as often as these say, spread as evenly as whole numbers of draws allow.
 
     Task and instance are functions of (`instance_seed`, `split`, position), the policy's draws of (`seed`, `split`,
     position), so that a run continued from a position plays what the run that never stopped would have played.
@@ -69,6 +71,9 @@ class UniformTasks:
         self._instances = seed if instance_seed is None else instance_seed
         self._label = label or split
         self._position = 0
+        weights = [task.weight for task in tasks]
+        alike = len(set(weights)) == 1
+        self._spread = None if alike else Spread(weights, derive_seed(self._instances, split, "order", 0))
         self._order: tuple[int, list[int]] = (-1, [])
         """(number of a pass, its order): made once per pass, and again after a jump."""
 
@@ -106,6 +111,8 @@ class UniformTasks:
         return None
 
     def _task(self, at: int) -> Task:
+        if self._spread is not None:
+            return self._tasks[self._spread.at(at)]
         number, index = divmod(at, len(self._tasks))
         if len(self._tasks) == 1:
             return self._tasks[0]
@@ -179,6 +186,10 @@ def _fields(values: dict[str, Any], *, asks: bool) -> dict[str, Any]:
         fields["seed"] = int(seed)
     if not isinstance(fields.get("seed"), int | None) or isinstance(fields.get("seed"), bool):
         raise ValueError(f"its seed is {fields['seed']!r:.80}; expected a whole number")
+    if isinstance(weight := fields.get("weight"), str):
+        fields["weight"] = float(weight)
+    elif weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+        raise ValueError(f"its weight is {weight!r:.80}; expected a number")
     tags = fields.get("tags", ())
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError(f"its tags are {tags!r:.80}; expected a list of texts")

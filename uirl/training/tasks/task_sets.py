@@ -30,6 +30,12 @@ class TaskSets:
     """Whether both are the environment's own, so that its config says everything."""
 
     @property
+    def members(self) -> list[str]:
+        """The environments of the training tasks, where there are several."""
+        names = sorted({task.environment for task in self.train})
+        return names if len(names) > 1 else []
+
+    @property
     def summary(self) -> str:
         """For the log: how many tasks an evaluation plays, from where, and how many of them training plays too."""
         shared = self.shared
