@@ -43,6 +43,8 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": ("environments/remote", "cli/serve"),
     "miniwob": "environments/browser",
+    "django": "environments/apps",
+    "time_machine": "environments/apps",
     "pyarrow": "storage",
     "datasets": "storage",
     "wandb": "metrics",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import gymnasium
@@ -38,6 +39,7 @@ def case(*values: Any, shows: str, **beside: Any) -> Case:
     return Case(values, shows, beside)
 
 
+APPS = Path(__file__).parent / "apps"
 DEMONSTRATOR = case("careless", shows="demonstration")
 CARELESSNESS = case(0.0, 1.0, shows="demonstration", demonstrator="careless")
 ARITHMETIC = {
@@ -142,6 +144,12 @@ CASES: dict[str, dict[str, Case]] = {
         "penalty": case(0.5, shows="stumbling"),
         "max_wrong_submissions": case(1, shows="stumbling"),
     },
+    "apps": {
+        **PAGE,
+        "app": case(str(APPS / "labels"), shows="first"),
+        "split": case("test", "all", shows="tasks"),
+        "tags": case(("plain", "edit"), shows="tasks"),
+    },
 }
 
 BASES: dict[str, dict[str, Any]] = {
@@ -151,6 +159,7 @@ BASES: dict[str, dict[str, Any]] = {
     "gymnasium": {"env": "FrozenLake-v1"},
     "miniwob": {"task": "click-color", "max_turns": 3},
     "data_entry": {"level": 1, "max_turns": 4},
+    "apps": {"app": str(APPS / "notes"), "max_turns": 3},
 }
 """Environment -> what every try has."""
 TRIED_ELSEWHERE: dict[tuple[str, str], tuple[Any, ...]] = {
@@ -168,7 +177,7 @@ _CLICKS = ((25, 70), (80, 100), (40, 150), (130, 120))
 def stumble(env: Any, turn: int) -> Action:
     """An action of a policy that does not look."""
     name = type(env).__name__
-    if name in ("ScreenEnvironment", "ScreenSuite"):
+    if name in ("ScreenEnvironment", "ScreenSuite", "AppsEnvironment"):
         return Action.of("click", x=0, y=0)
     if name == "MiniWobEnvironment":
         x, y = _CLICKS[turn % 4]

@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "remote": "uirl.environments.remote.client.native:NativeRemoteEnvironment",
     "ui_verifiers": "uirl.environments.remote.client.ui_verifiers:UIVerifiersEnvironment",
     "openenv": "uirl.environments.remote.client.openenv:OpenEnvEnvironment",
+    "apps": "uirl.environments.apps:AppsEnvironment",
     "mobile_world": "uirl.environments.mobile_world.environment:MobileWorldEnvironment",
 }
 
