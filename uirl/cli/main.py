@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uirl.cli import begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
+from uirl.cli import apps, begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.learners import several_learners
 from uirl.cli.options import add_config, count, read_config
@@ -123,6 +123,7 @@ def command_parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     add_config(check)
     check.set_defaults(run=_check)
+    apps.add_command(commands)
     evolve.add_command(commands)
     export.add_command(commands)
     judge.add_command(commands)

@@ -31,7 +31,7 @@ from uirl.environments.browser.page import Page
 from uirl.environments.browser.web import State, WebEnvironment
 from uirl.environments.options import OptionsLike
 from uirl.environments.ui.vocabulary import Answer, Click, ClickMark, Fill, Scroll, Select, UIAction
-from uirl.errors import ConfigError, StorageError, did_you_mean
+from uirl.errors import ConfigError, EnvironmentFailure, StorageError, did_you_mean
 from uirl.runtime.assets import read_asset
 from uirl.types import Action, Observation, Task
 
@@ -102,7 +102,10 @@ class AppsEnvironment(WebEnvironment):
         cookies: Any = [{"name": n, "value": v, "url": self.url} for n, v in server.cookies.items()]
         await page.context.add_cookies(cookies)
         await page.context.set_extra_http_headers({HEADER: self._session.folder.name})
-        return await super().begin(page, task, seed)
+        try:
+            return await super().begin(page, task, seed)
+        except EnvironmentFailure as error:
+            raise EnvironmentFailure(f"{error}; the app wrote: {server.told(self._session.folder)}") from error
 
     def record(self, state: State) -> Mapping[str, Any]:
         """Compare the store with what it was; return the size of the difference."""

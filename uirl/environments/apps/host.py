@@ -29,7 +29,7 @@ from wsgiref.handlers import SimpleHandler
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler
 
 HEADER = "x-uirl-session"
-TEMPLATE = "template"
+TEMPLATE, LOG = "template", "server.log"
 NOW = 1767603600
 """The time that apps believe it is: 5 January 2026, 9 o'clock."""
 _SESSION = re.compile(rb"\r\n" + HEADER.encode() + rb": ?([0-9a-f]{32})\r\n", re.IGNORECASE)
@@ -222,22 +222,25 @@ def command_session(command: list[str], names: dict[str, str]) -> Callable[[Path
         values = {**names, "port": str(port), "folder": str(folder), "python": sys.executable}
         values["store"] = str(folder / names["store"])
         words = [re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), word) for word in command]
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, cwd=folder)
+        with open(folder / LOG, "wb") as log:
+            started = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
 
         def serve(connection: socket.socket, head: bytes) -> None:
-            threading.Thread(target=_relay, args=(connection, head, port), daemon=True).start()
+            threading.Thread(target=_relay, args=(connection, head, port, started), daemon=True).start()
 
         return serve
 
     return begin
 
 
-def _relay(connection: socket.socket, head: bytes, port: int) -> None:
+def _relay(connection: socket.socket, head: bytes, port: int, started: subprocess.Popen[bytes]) -> None:
     with connection, contextlib.suppress(OSError):
         for wait in range(300):
             with contextlib.suppress(ConnectionRefusedError):  # the server is on its way up
                 server = socket.create_connection(("127.0.0.1", port))
                 break
+            if started.poll() is not None:
+                return
             time.sleep(0.02 if wait < 100 else 0.1)
         else:
             return

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from uirl.environments.apps.host import TEMPLATE
+from uirl.environments.apps.host import LOG, TEMPLATE
 from uirl.environments.apps.schema import HERE, App, read_app
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.runtime.files import cache_folder, storage_errors
@@ -124,6 +124,11 @@ class Server:
     def end_session(self, folder: Path) -> None:
         """Remove a session; its process is ended within a second."""
         shutil.rmtree(folder, ignore_errors=True)
+
+    def told(self, folder: Path) -> str:
+        """Return the end of what the server of a session wrote."""
+        log = folder / LOG
+        return log.read_text(errors="replace")[-500:].strip() if log.is_file() else "nothing"
 
     def close(self) -> None:
         """End the process with all sessions."""

@@ -45,7 +45,8 @@ class Difference:
 
 def _plain(added: tuple[str, Row]) -> tuple[Any, ...]:
     table, row = added
-    return table, *sorted((column, _value(value)) for column, value in row.items())
+    # an app writes nothing as NULL or as an empty text
+    return table, *sorted((column, _value(value)) for column, value in row.items() if value not in (None, ""))
 
 
 def _value(value: Any) -> tuple[str, str]:
@@ -99,12 +100,12 @@ def all_rows(app: App, connection: sqlite3.Connection) -> Rows:
         own = app.own.get(table)
         if own is not None and not own:
             continue
-        info = connection.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
+        info = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
         columns = [column[1] for column in info]
         primary = [column[1] for column in info if column[5]]
         key = keys.get(table) or (primary[0] if len(primary) == 1 else None)
         kept = [(place, name) for place, name in enumerate(columns) if name != key and name not in (own or ())]
-        read = connection.execute(f"SELECT * FROM {_quoted(table)} LIMIT {MOST_ROWS + 1}").fetchall()
+        read = connection.execute(f"SELECT * FROM {quoted(table)} LIMIT {MOST_ROWS + 1}").fetchall()
         if len(read) > MOST_ROWS:
             raise StorageError(f"the table {table} has more than {MOST_ROWS} rows")
         at = columns.index(key) if key is not None else None
@@ -117,7 +118,8 @@ def all_rows(app: App, connection: sqlite3.Connection) -> Rows:
     return found
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return the name of a table or a column as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -148,7 +150,7 @@ def filled(app: App, template: bytes, inserts: Mapping[str, Sequence[Row]]) -> t
             if rows:
                 names = list(rows[0])
                 slots = ", ".join("?" * len(names))
-                command = f"INSERT INTO {_quoted(table)} ({', '.join(map(_quoted, names))}) VALUES ({slots})"
+                command = f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, names))}) VALUES ({slots})"
                 connection.executemany(command, [tuple(row[name] for name in names) for row in rows])
         connection.commit()
         return connection.serialize(), all_rows(app, connection)

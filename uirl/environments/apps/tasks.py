@@ -219,7 +219,8 @@ class _Maker:
         row = {self.app.column(self.name, one): empty_of(column) for one, column in self.fields.items()}
         row |= {self.app.column(self.name, one): value for one, value in values.items()}
         step = Step(self.name, None, {one: self.shown(one, value) for one, value in values.items()})
-        goal = f"Add a {self.label}: {self.words(values)}."
+        article = "an" if self.label[0] in "aeiou" else "a"
+        goal = f"Add {article} {self.label}: {self.words(values)}."
         return goal, step, Difference(((self.app.table(self.name), row),), frozenset(), {})
 
     def edit(self, key: Any, values: Mapping[str, Any]) -> tuple[str, Step, Difference]:
