@@ -72,6 +72,7 @@ _HOME = {
         "Callback Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
         "measure preflight"
     ),
+    "uirl.training.attack": "AttackReport attack",
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names.split()}
 _MODULES = (

@@ -9,7 +9,14 @@ from uirl.metrics.reduction import (
     plain_row,
     reduction_of,
 )
-from uirl.metrics.success_rate import by_instance, clustered_interval, mean_pass_at_k, pass_at_k, success_interval
+from uirl.metrics.success_rate import (
+    by_instance,
+    clopper_pearson,
+    clustered_interval,
+    mean_pass_at_k,
+    pass_at_k,
+    success_interval,
+)
 from uirl.metrics.trackers import (
     PHASES,
     TRACKERS,
@@ -38,6 +45,7 @@ __all__ = [
     "TrackioTracker",
     "WandbTracker",
     "by_instance",
+    "clopper_pearson",
     "clustered_interval",
     "mean_pass_at_k",
     "pass_at_k",

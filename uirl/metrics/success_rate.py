@@ -110,3 +110,28 @@ def mean_pass_at_k(attempts: Iterable[Collection[bool]]) -> dict[int, float]:
         rates = [pass_at_k(len(outcomes), sum(outcomes), k) for outcomes in tasks if len(outcomes) >= k]
         averages[k] = sum(rates) / len(rates)
     return averages
+
+
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the one-sided (lower, upper) bounds of the rate of independent episodes, each with `confidence` (Clopper
+    and Pearson 1934): the rates at which so many successes, or so few, have the chance 1 - `confidence`.
+
+    Exact, where Wilson's interval is not: without a success the upper one is 1 - (1 - `confidence`)^(1/n), by the rule
+    of three about 3 / n. Without episodes nothing is known: (0, 1).
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"expected 0 <= successes <= n, got {successes} of {n}")
+    lower = 1.0 - _upper(n - successes, n, confidence) if n else 0.0
+    return lower, _upper(successes, n, confidence) if n else 1.0
+
+
+def _upper(successes: int, n: int, confidence: float) -> float:
+    """Return the rate at which at most so many successes have the chance 1 - `confidence`, by bisection."""
+    if successes == n:
+        return 1.0
+    low, high = successes / n, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        chance = sum(math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(successes + 1))
+        low, high = (rate, high) if chance > 1 - confidence else (low, rate)
+    return high
