@@ -34,7 +34,7 @@ test-slow: setup browser sandbox
 	$(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder
 
 # on a pretrained language model that lies inside a wheel, and on tasks that packages bring (130 MB)
-test-real: setup .venv-real/.ready
+test-real: setup desktop .venv-real/.ready
 	PYTHONPATH=$(CURDIR)/.venv-real $(BIN)/python -m pytest -m real tests
 
 .venv-real/.ready: requirements-real.txt $(READY)
@@ -93,6 +93,9 @@ browser: setup
 
 sandbox:
 	sh scripts/install_bubblewrap.sh
+
+desktop:
+	sh scripts/install_desktop.sh
 
 # the algorithms against verl's own, whole runs of it on Ray, and TRL, in an environment of its own (2 GB, 7 minutes)
 PLAIN := -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=

@@ -168,6 +168,8 @@ TRIED_ELSEWHERE: dict[tuple[str, str], tuple[Any, ...]] = {
 }
 WITH_SERVERS = {"remote", "ui_verifiers", "openenv", "mobile_world"}
 """Environments whose options are tried in `remote/client/test_every_option.py`."""
+WITH_PROGRAMS = {"desktop"}
+"""Environments that need programs; their options are tried in `tests/real`."""
 ASKED_BY_TASKS = {"questions"}
 """Environments that play nothing without a dataset; their options are tried in `test_questions.py`."""
 SEEDS = range(4)
@@ -287,7 +289,7 @@ async def test_every_option_changes_what_can_be_seen_or_is_refused(name: str, wa
 
 
 def test_every_environment_is_tried() -> None:
-    missing = ENVIRONMENTS.keys() - CASES.keys() - WITH_SERVERS - ASKED_BY_TASKS
+    missing = ENVIRONMENTS.keys() - CASES.keys() - WITH_SERVERS - WITH_PROGRAMS - ASKED_BY_TASKS
     assert not missing, "add a case for each option to CASES"
 
 

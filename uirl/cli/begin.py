@@ -127,6 +127,12 @@ def _browser() -> str:
     return find_executable() or "that of Playwright"
 
 
+def _desktop() -> str:
+    from uirl.environments.desktop.session import find_programs
+
+    return ", ".join(find_programs())
+
+
 def _sandbox() -> str:
     found = shutil.which("bwrap")
     if found is None:
@@ -152,6 +158,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "GPU": _gpu,
     "browser": _browser,
     "sandbox": _sandbox,
+    "desktop": _desktop,
     "ray": _package("ray", "ray", "many machines"),
     "vllm": _package("vllm", "vllm", "a fast engine on a GPU"),
     "sglang": _package("sglang", "sglang", "another such engine"),

@@ -25,6 +25,7 @@ ENVIRONMENTS = {
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
     "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",
+    "desktop": "uirl.environments.desktop.environment:DesktopEnvironment",
     "remote": "uirl.environments.remote.client.native:NativeRemoteEnvironment",
     "ui_verifiers": "uirl.environments.remote.client.ui_verifiers:UIVerifiersEnvironment",
     "openenv": "uirl.environments.remote.client.openenv:OpenEnvEnvironment",

@@ -49,10 +49,13 @@ class Viewport:
 
     def picture(self, captured: bytes) -> Image:
         """Return the shown part, at its size, of a capture of the whole page."""
+        return self.shown(Screenshot(captured).open())
+
+    def shown(self, part: Image) -> Image:
+        """Return the shown part, at its size, of a picture of the whole page."""
         from PIL import Image as PILImage
 
         left, top, width, height = (side * self.zoom for side in self.crop)
-        part = Screenshot(captured).open()
         box = (round(left), round(top), round(left + width), round(top + height))
         if box != (0, 0, *part.size):
             part = part.crop(box)
