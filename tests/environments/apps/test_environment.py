@@ -35,6 +35,13 @@ def one_of_each(env: AppsEnvironment) -> list[Task]:
     return list({task.tags[3]: task for task in env.tasks()}.values())
 
 
+def ask(url: str, session: str) -> str:
+    """Return what the app answers to somebody who knows the name of a session, or guesses it."""
+    request = urllib.request.Request(url, headers={"X-Uirl-Session": session})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
 @together
 async def test_the_demonstrator_solves_every_template_and_laziness_none(session: EnvironmentSession) -> None:
     env = session.env
@@ -44,7 +51,8 @@ async def test_the_demonstrator_solves_every_template_and_laziness_none(session:
     for seed, task in enumerate(tasks):
         played = await play_episode(session, task=task, seed=seed)
         assert (played.success, played.total_reward) == (True, 1.0), task.id
-        lazy = await play_episode(session, lambda turn: Action.of("answer", text="0"), task=task, seed=seed)
+    for task in (tasks[0], tasks[-1]):
+        lazy = await play_episode(session, lambda turn: Action.of("answer", text="0"), task=task, seed=0)
         assert (lazy.success, lazy.total_reward, len(lazy.actions)) == (False, 0.0, 1), task.id
 
 
@@ -98,16 +106,28 @@ async def test_the_store_of_a_session_is_nobody_elses(session: EnvironmentSessio
     assert isinstance(env, AppsEnvironment)
     await session.reset(None, 0)
 
-    def ask(name: str) -> str:
-        request = urllib.request.Request(f"{env.url}note/", headers={"X-Uirl-Session": name})
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return str(answer.read())
-
     assert env._session is not None
-    assert "href=/note/1" in await asyncio.to_thread(ask, env._session.folder.name)
+    assert "href=/note/1" in await asyncio.to_thread(ask, f"{env.url}note/", env._session.folder.name)
     for name in ("", "template", "0" * 32, "../template"):
         with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
-            await asyncio.to_thread(ask, name)
+            await asyncio.to_thread(ask, f"{env.url}note/", name)
+
+
+@together
+async def test_an_app_reads_no_file_of_the_machine_and_has_no_network(
+    session: EnvironmentSession, tmp_path: Path
+) -> None:
+    env = session.env
+    assert isinstance(env, AppsEnvironment)
+    await session.reset(None, 0)
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    assert env._session is not None
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        asked = f"{env.url}spy?port={port}&file={secret}&file=/etc/passwd&file=/root/.bashrc&file={__file__}"
+        told = await asyncio.to_thread(ask, asked, env._session.folder.name)
+    assert told == "no file, no file, no file, no file, no network"
 
 
 @together
@@ -132,7 +152,7 @@ async def test_a_neighbour_that_sends_nothing_holds_nobody_up(session: Environme
 
 
 def test_it_keeps_the_contract() -> None:
-    report = check_environment(AppsEnvironment(app=NOTES, max_turns=25), episodes=2)
+    report = check_environment(AppsEnvironment(app=NOTES, max_turns=12, tags=("find",)), episodes=1)
     assert report.expert_success == 1.0
 
 

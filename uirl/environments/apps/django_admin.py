@@ -72,6 +72,7 @@ urlpatterns: list[Any] = []
 
 
 def _models(entities: dict[str, Any], groups: list[str]) -> list[Any]:
+    from django import forms
     from django.apps import AppConfig, apps
     from django.contrib import admin
     from django.db import models
@@ -83,6 +84,9 @@ def _models(entities: dict[str, Any], groups: list[str]) -> list[Any]:
         config = AppConfig(group, module)
         config.label, config.apps, config.models = group, apps, apps.all_models[group]
         apps.app_configs[group] = config
+    # without what makes slugs of titles, 170 KB that every page would compile: no entity has a slug
+    files = ("vendor/jquery/jquery.min", "jquery.init", "core", "admin/RelatedObjectLookups", "actions")
+    media = forms.Media(js=[f"admin/js/{file}.js" for file in files])
     made = []
     for full, entity in entities.items():
         group, name = full.split(".")
@@ -96,7 +100,7 @@ def _models(entities: dict[str, Any], groups: list[str]) -> list[Any]:
             "__str__": lambda self, title=title: getattr(self, title),
         }
         model = type(name.title().replace("_", ""), (models.Model,), body)
-        admin.site.register(model, type("Admin", (admin.ModelAdmin,), {"list_display": list(columns)}))
+        admin.site.register(model, type("Admin", (admin.ModelAdmin,), {"list_display": list(columns), "media": media}))
         made.append(model)
     apps.clear_cache()
     return made

@@ -100,10 +100,13 @@ class AppsEnvironment(WebEnvironment):
         self._end_session()
         self._session = _Session(server, server.new_session(self._begins_with))
         cookies: Any = [{"name": n, "value": v, "url": self.url} for n, v in server.cookies.items()]
-        await page.context.add_cookies(cookies)
-        await page.context.set_extra_http_headers({HEADER: self._session.folder.name})
+        name = {HEADER: self._session.folder.name}
+        await page.first.run(lambda: page.context.add_cookies(cookies), "signing in")
+        await page.first.run(lambda: page.context.set_extra_http_headers(name), "naming the session")
         try:
-            return await super().begin(page, task, seed)
+            goal = await super().begin(page, task, seed)
+            await page.settle(drawn=True)  # the first picture is that of a page at rest
+            return goal
         except EnvironmentFailure as error:
             raise EnvironmentFailure(f"{error}; the app wrote: {server.told(self._session.folder)}") from error
 

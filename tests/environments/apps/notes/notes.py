@@ -1,10 +1,13 @@
-"""A web app of the standard library alone: tables of a store as lists and forms. `/crash` and `/spin` are faults."""
+"""A web app of the standard library alone: tables of a store as lists and forms. What `/crash`, `/spin` and `/spy` do
+is its fault."""
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import re
+import socket
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -45,6 +48,9 @@ class App:
             os._exit(3)
         while path == "/spin":
             pass
+        if path == "/spy":
+            start("200 OK", [("Content-Type", "text/plain")])
+            return [self.spy(parse_qs(environ["QUERY_STRING"])).encode()]
         store = sqlite3.connect(self.file)
         store.row_factory = sqlite3.Row
         body = self.page(store, path, environ)
@@ -55,6 +61,21 @@ class App:
             return []
         start("200 OK", [("Content-Type", "text/html; charset=utf-8")])
         return [f"<!doctype html><title>notes</title><a href=/>home</a> {body}".encode()]
+
+    def spy(self, wanted: dict[str, list[str]]) -> str:
+        """Say what of the machine this process reaches."""
+        found = []
+        for file in wanted["file"]:
+            found.append(f"reads {file}" if os.access(file, os.R_OK) else "no file")
+        try:
+            socket.create_connection(("127.0.0.1", int(wanted["port"][0])), timeout=5).close()
+            found.append("reaches the port")
+        except OSError:
+            found.append("no network")
+        with contextlib.suppress(OSError):
+            Path(wanted["file"][0]).with_name("left").write_text("x")
+            found.append("writes beside the file")
+        return ", ".join(found)
 
     def page(self, store: sqlite3.Connection, path: str, environ: dict[str, Any]) -> str | None:
         found = re.fullmatch(r"/(tag|note)/(?:(add)|(\d+)(/delete)?)?", path)
