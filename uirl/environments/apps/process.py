@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,8 +37,10 @@ _ROOM = 256 << 20
 def packages_of(name: str, app: App) -> Path:
     """Return the folder of an app's packages, which pip fills the first time. Raises ConfigError where it cannot."""
     key = hashlib.sha256("\0".join((sys.version, *sorted(app.packages))).encode()).hexdigest()[:12]
-    target = cache_folder("apps") / f"{Path(name).name}-{key}"
-    with storage_errors(f"cannot make {target}"), open(f"{target}.lock", "w") as lock:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(storage_errors(f"app {name}: no folder for its packages"))
+        target = cache_folder("apps") / f"{Path(name).name}-{key}"
+        lock = stack.enter_context(open(f"{target}.lock", "w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target
@@ -139,7 +142,8 @@ class Server:
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._scratch.close()
 
@@ -158,7 +162,7 @@ class Server:
 def _command(settings: dict[str, Any], shown: list[Path], root: Path) -> list[str]:
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     boot = [python, "-s", "-S", "-P", "-B", "-c", _BOOT.format(host=str(HERE / "host.py")), json.dumps(settings)]
-    walls = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
+    walls = ["bwrap", "--unshare-all", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
     walls += ["--tmpfs", "/tmp"]  # before what is shown of it
     library = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], str(Path(sys.base_prefix) / "lib")]
     for path in dict.fromkeys([*_SYSTEM, *library, python, *map(str, shown)]):
