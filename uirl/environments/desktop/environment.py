@@ -12,7 +12,7 @@ from typing import Any, Self
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.picture import Viewport
 from uirl.environments.desktop.options import DesktopOptions
-from uirl.environments.desktop.session import PLACE, Desktop, find_programs
+from uirl.environments.desktop.session import PLACE, REST, Desktop, find_programs
 from uirl.environments.desktop.tasks import Instance, draw, table
 from uirl.environments.desktop.x11 import Connection, DisplayLost, Window
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
@@ -26,13 +26,11 @@ ACTIONS = (
     "screenshot", "answer", "terminate",
 )  # fmt: skip
 KEYPAD = {
-    name: ((column + 0.5) / 5, 0.573 + 0.11 * row)
-    for row, names in enumerate(("7 8 9 / sqrt", "4 5 6 * %", "1 2 3 - =", "0 . +/- +"))
+    name: ((column + 0.5) / 5, 0.464 + 0.1165 * row)
+    for row, names in enumerate(("( )", "7 8 9 / sqrt", "4 5 6 * %", "1 2 3 - =", "0 . +/- +"))
     for column, name in enumerate(names.split())
 }
 """Button of the calculator -> its place as shares of the window."""
-SHIFTS = 240, 120
-"""Pixels to the right and down by which the seed moves the first window at most."""
 
 
 class DesktopEnvironment(ConfigurableEnvironment):
@@ -89,10 +87,10 @@ class DesktopEnvironment(ConfigurableEnvironment):
         if task is not None and (given := task.id.removeprefix("desktop/")) in table():
             name = given
         self._instance, self._turns, self._done = draw(name, rng), 0, False
-        shift = (rng.randrange(SHIFTS[0]), rng.randrange(SHIFTS[1])) if self.options.jitter else (0, 0)
+        place = PLACE[0] + rng.randint(0, self.options.jitter), PLACE[1] + rng.randint(0, self.options.jitter)
         self._desktop = Desktop((self.options.width, self.options.height), self._instance.content())
         program, *paths = self._instance.program
-        self._desktop.open(program, *paths, place=(PLACE[0] + shift[0], PLACE[1] + shift[1]))
+        self._desktop.open(program, *paths, place=place)
         self._desktop.input.move(self.options.width - 1, self.options.height - 1)
         self._desktop.settle()
         return self._observe(self.get_state_description(), {"seed": seed, "success": False, "task": name})
@@ -172,7 +170,7 @@ class DesktopEnvironment(ConfigurableEnvironment):
         assert self._instance is not None
         self._done = True
         desktop.input.release_all()
-        desktop.settle()
+        desktop.settle(REST)
         windows = desktop.input.windows()
         if self._instance.saves_at_close():
             for window in windows:

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from uirl.config.section import Count
+from uirl.config.section import Count, Index
 from uirl.environments.browser.environment import Crop
 from uirl.environments.demonstrators import DemonstratorOptions
 from uirl.environments.desktop.tasks import table
@@ -37,8 +37,8 @@ class DesktopOptions(DemonstratorOptions):
     """'pixels', or 'grid_999': 0 to 999 along each side."""
     say_target: bool = False
     """The prompt asks for the word `target` before the coordinates of a click, and the demonstrator gives one."""
-    jitter: bool = True
-    """The seed draws where the first window stands; false: it stands in one place."""
+    jitter: Index = 120
+    """Pixels by which the seed moves the first window to the right and down at most."""
     max_turns: Count = 30
     """Actions after which an episode ends, and is judged as it stands."""
 

@@ -43,6 +43,8 @@ SERVER_MEMORY, PROGRAM_MEMORY = 512 << 20, 1 << 30
 MOST_PROCESSES = 64
 QUIET = 0.035
 """Seconds without a move of any thread after which a desktop is still: two frames of GTK's clock, and a little."""
+REST = 0.3
+"""The same at the end of an episode: a button of GTK that a key pressed acts after a quarter of a second."""
 LOOK = 0.004
 LONGEST_WAIT = 3.0
 """Seconds after which a desktop that does not come to rest is shown as it is."""
@@ -101,7 +103,8 @@ class Desktop:
         self._folder = Path(tempfile.mkdtemp(prefix="uirl-desktop-", dir="/dev/shm" if _has_memory() else None))
         # Root inside of a user namespace is root before files: whoever is root takes a user that owns nothing.
         number = 20_000 + (os.getpid() * 16 + next(_NUMBERS)) % 40_000
-        self._user: dict[str, Any] = {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
+        # As `subprocess` takes it.
+        self.user: dict[str, Any] = {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
         try:
             cookie = self._start_server()
             self._first = self._start_session(files)
@@ -117,16 +120,8 @@ class Desktop:
         Raises DisplayLost where it opens none.
         """
         before = {window.id for window in self.input.windows()}
-        inside = ["nsenter", f"--target={self._inside()}", "--user", "--mount", "--pid", "--net", "--ipc", "--uts"]
-        inside += [
-            "--preserve-credentials",
-            "env",
-            "-i",
-            f"--chdir={HOME}",
-            *(f"{k}={v}" for k, v in _ENVIRONMENT.items()),
-        ]
-        inside += ["prlimit", f"--nproc={MOST_PROCESSES}", program, *OPTIONS.get(program, ())]
-        self._run(program, PROGRAM_MEMORY, [*inside, *(f"{HOME}/{path}" for path in paths)])
+        command = [program, *OPTIONS.get(program, ()), *(f"{HOME}/{path}" for path in paths)]
+        self._run(program, PROGRAM_MEMORY, self.inside(*command))
         end = time.monotonic() + START_LIMIT
         while not (new := [window for window in self.input.windows() if window.id not in before]):
             if time.monotonic() > end or self._processes[program].poll() is not None:
@@ -145,21 +140,28 @@ class Desktop:
                 raise DisplayLost(f"{what} ended with status {self._processes[what].returncode}")
         return self._connection
 
-    def settle(self, longest: float = LONGEST_WAIT) -> bool:
-        """Wait until every program waits for input; return False where that takes more than `longest` seconds.
+    def settle(self, still: float = QUIET) -> bool:
+        """Wait until no thread has moved for `still` seconds; return False where that takes more than `LONGEST_WAIT`.
 
         It is asked of the kernel how often each thread ran: a busy machine makes it longer, and not wrong.
         """
-        end, quiet, before = time.monotonic() + longest, 0.0, ()
+        end, quiet, before = time.monotonic() + LONGEST_WAIT, 0.0, ()
         self.input.sync()
         while time.monotonic() < end:
             now = tuple(self._moves())
             if now != before or any(state in "RD" for state, _ in now):
-                before, quiet = now, time.monotonic() + QUIET
+                before, quiet = now, time.monotonic() + still
             elif time.monotonic() >= quiet:
                 return True
             time.sleep(LOOK)
         return False
+
+    def inside(self, *command: str) -> list[str]:
+        """Return a command that runs `command` behind the walls, as one more program of the session."""
+        spaces = ("--user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
+        enter = ["nsenter", f"--target={self._inside()}", *spaces, "--preserve-credentials"]
+        known = (f"{name}={value}" for name, value in _ENVIRONMENT.items())
+        return [*enter, "env", "-i", f"--chdir={HOME}", *known, "prlimit", f"--nproc={MOST_PROCESSES}", *command]
 
     def picture(self) -> Image:
         """Return what the screen shows."""
@@ -173,7 +175,8 @@ class Desktop:
         return Image.frombytes("RGB", self.size, pixels, "raw", "BGRX", stride)
 
     def read_home(self) -> dict[str, bytes | None]:
-        """Return path -> content of the files in the home, hidden ones too; None: it is no file, or too long.
+        """Return path -> content of the files in the home, hidden ones too; None: it is no file, or too long. An empty
+        folder is a path with / at its end.
 
         A link is never followed, and what a program did to the folder meanwhile is an outcome like any other.
         """
@@ -207,9 +210,9 @@ class Desktop:
         (folder / "x").mkdir()
         (folder / "fb").mkdir()
         (folder / "authority").write_bytes(authority(cookie))
-        if self._user:
+        if self.user:
             for path in (folder, *folder.iterdir()):
-                os.chown(path, self._user["user"], self._user["group"])
+                os.chown(path, self.user["user"], self.user["group"])
         command = ["bwrap", *_WALLS, "--uid", "0", "--gid", "0", "--ro-bind", "/usr", "/usr", *_LINKS, "--dev", "/dev"]
         command += [
             "--tmpfs",
@@ -264,7 +267,7 @@ class Desktop:
             if time.monotonic() > end:
                 raise DisplayLost(f"the window manager did not start within {START_LIMIT:g} s")
             time.sleep(LOOK)
-        for path in files:
+        for path in sorted({*files, *(str(folder) for file in files for folder in Path(file).parents)}):
             os.utime(f"/proc/{self._inside()}/root{HOME}/{path}", (DATE, DATE))
 
     def _started(self, what: str, memory: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> int:
@@ -293,7 +296,7 @@ class Desktop:
             pass_fds=descriptors,
             cwd="/",
             start_new_session=True,
-            **self._user,
+            **self.user,
         )
 
     def _inside(self) -> int:
@@ -330,7 +333,10 @@ def _tree(processes: Iterable[int]) -> Iterator[int]:
 
 
 def _read_folder(folder: int, path: str, found: dict[str, bytes | None]) -> None:
-    for name in sorted(os.listdir(folder)):
+    names = sorted(os.listdir(folder))
+    if not names and path:
+        found[path] = b""
+    for name in names:
         if len(found) >= MOST_FILES or path.count("/") >= DEEPEST:
             found[path + "..."] = None
             return

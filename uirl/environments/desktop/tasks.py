@@ -26,7 +26,8 @@ _SHEET = """<?xml version="1.0" encoding="UTF-8"?>
 <gnm:SheetName gnm:Cols="256" gnm:Rows="65536">Sheet1</gnm:SheetName></gnm:SheetNameIndex><gnm:Sheets><gnm:Sheet>
 <gnm:Name>Sheet1</gnm:Name><gnm:Cells>{}</gnm:Cells></gnm:Sheet></gnm:Sheets></gnm:Workbook>
 """
-_PLACE = re.compile(r"\{([\w.]+)\}")
+DERIVED = {"sum", "difference", "product", "total", "times", "square"}
+_PLACE = re.compile(r"\{(\w+)\}")
 Cells = Mapping[str, str]
 """Name such as 'B3' -> number, text, or formula as it was typed."""
 
@@ -104,14 +105,22 @@ def table() -> dict[str, dict[str, Any]]:
 def draw(name: str, rng: random.Random) -> Instance:
     """Return an instance of a task."""
     row = table()[name]
-    keys = sorted({found.split(".")[0] for text in _texts(row) for found in _PLACE.findall(text)})
+    keys = {found for text in _texts(row) for found in _PLACE.findall(text)}
     pools = {pool: rng.sample(values, len(values)) for pool, values in _read()["pools"].items()}
-    values = {key: pools[pool].pop() for key in keys if (pool := key.rstrip("0123456789")) in pools}
-    if "n" in values and "m" in values:
-        n, m = values["n"], values["m"]
-        values |= {"sum": n + m, "difference": n - m, "product": n * m}
-    values |= {f"{key}.{i}": digit for key in ("n", "m") for i, digit in enumerate(str(values.get(key, "")))}
-    others = {f"Documents/{pools['other'].pop()}.txt": f"{pools['word'].pop()}\n", "Documents/Old/list.txt": "1\n"}
+    used = {"n", "m", "root", "digit"} if keys & DERIVED else set()
+    values = {key: pools[pool].pop() for key in sorted(keys | used) if (pool := key.rstrip("0123456789")) in pools}
+    if used:
+        n, m, digit = values["n"], values["m"], values["digit"]
+        values |= {
+            "sum": n + m,
+            "difference": n - m,
+            "product": n * m,
+            "total": n + m + digit,
+            "times": (n + m) * digit,
+        }
+        values["square"] = values["root"] ** 2
+    values |= dict(zip(("first", "middle", "last"), sorted(pools["word"][:3]), strict=True))
+    others = {f"Documents/{pools['other'].pop()}.txt": f"{pools['word'][3]}\n", "Documents/Old/list.txt": "1\n"}
 
     def filled(part: Any) -> Any:
         if isinstance(part, Mapping):
@@ -123,8 +132,11 @@ def draw(name: str, rng: random.Random) -> Instance:
     row = {key: part if key == "open" else filled(part) for key, part in row.items()}
     files = {**others, **row.get("files", {})}
     want = {path: content for path, content in {**files, **row.get("want", {})}.items() if content is not None}
+    script = tuple(
+        step for part in row["script"] for step in (map("@{}".format, part[2:]) if part.startswith("@@") else (part,))
+    )
     settings, opened = row.get("settings", {}), row.get("open")
-    return Instance(name, row["goal"], row["program"], files, want, row.get("display"), settings, opened, row["script"])
+    return Instance(name, row["goal"], row["program"], files, want, row.get("display"), settings, opened, script)
 
 
 def write_sheet(cells: Cells) -> str:
