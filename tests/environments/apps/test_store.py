@@ -84,6 +84,19 @@ def test_what_only_looks_alike_is_not_the_same(one: dict, other: dict) -> None:
     assert not Difference((("item", one),), frozenset(), {}).equals(Difference((("item", other),), frozenset(), {}))
 
 
+def test_what_was_removed_or_changed_beside_what_was_asked_is_a_difference() -> None:
+    gone, new = frozenset({("item", 1)}), {("item", 2): {"price": 1}}
+    kept = Difference((), gone, new)
+    assert kept.equals(Difference((), gone, dict(new)))
+    for other in (
+        Difference((), frozenset(), new),
+        Difference((), gone | {("item", 3)}, new),
+        Difference((), gone, {}),
+        Difference((), gone, {("item", 2): {"price": 1, "name": "x"}}),
+    ):
+        assert not kept.equals(other)
+
+
 def test_the_order_in_which_records_were_added_does_not_matter_and_how_many_does() -> None:
     a, b = ("item", {"name": "a"}), ("item", {"name": "b"})
     assert Difference((a, b), frozenset(), {}).equals(Difference((b, a), frozenset(), {}))
