@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from uirl.environments.conformance import check_environment
 from uirl.environments.desktop.environment import DesktopEnvironment
 from uirl.environments.desktop.options import DesktopOptions
+from uirl.environments.desktop.session import Desktop
 from uirl.environments.desktop.tasks import draw, read_sheet, table, write_sheet
+from uirl.environments.desktop.x11 import DisplayLost
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
 from uirl.images import screenshot
@@ -93,6 +97,29 @@ async def test_a_seed_makes_the_same_picture_and_another_one_another() -> None:
         seen.append(screenshot(env.reset(seed=seed).images[0]).hash)
         env.close()
     assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_program_that_does_not_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    whole = Desktop.open
+
+    def fails_at_first(self: Desktop, program: str, *paths: str, place: tuple[int, int]) -> None:
+        opened.append(program)
+        if len(opened) == 1:
+            raise DisplayLost("no window")
+        whole(self, program, *paths, place=place)
+
+    monkeypatch.setattr(Desktop, "open", fails_at_first)
+    env = DesktopEnvironment(tasks=("files-rename",))
+    assert env.reset(seed=1).images
+    assert opened == ["pcmanfm", "pcmanfm"]
+    env.close()
+
+
+def test_the_block_of_the_guide_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "desktop.md").read_text()
+    exec(page.split("```python\n")[1].split("```")[0], names := dict[str, Any]())
+    assert names["result"].observation.images
 
 
 BASE = {"tasks": ("calculator-press",), "jitter": 0}

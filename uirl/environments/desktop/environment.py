@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from uirl.environments.ui.actions import ActionSpace
 from uirl.environments.ui.keys import read_chord
 from uirl.types import Action, Observation, StepResult, Task
 
+_LOG = logging.getLogger(__name__)
 ACTIONS = (
     *ui.CLICKS, "move", "mouse_down", "mouse_up", "drag", "type", "keys", "key_down", "key_up", "scroll", "wait",
     "screenshot", "answer", "terminate",
@@ -88,12 +90,20 @@ class DesktopEnvironment(ConfigurableEnvironment):
             name = given
         self._instance, self._turns, self._done = draw(name, rng), 0, False
         place = PLACE[0] + rng.randint(0, self.options.jitter), PLACE[1] + rng.randint(0, self.options.jitter)
-        self._desktop = Desktop((self.options.width, self.options.height), self._instance.content())
-        program, *paths = self._instance.program
-        self._desktop.open(program, *paths, place=place)
-        self._desktop.input.move(self.options.width - 1, self.options.height - 1)
-        self._desktop.settle()
+        try:
+            self._start(self._instance, place)
+        except DisplayLost as error:  # nobody has acted yet: a program that does not start is started once more
+            _LOG.warning("desktop: started again: %s", error)
+            self.close()
+            self._start(self._instance, place)
         return self._observe(self.get_state_description(), {"seed": seed, "success": False, "task": name})
+
+    def _start(self, instance: Instance, place: tuple[int, int]) -> None:
+        self._desktop = desktop = Desktop((self.options.width, self.options.height), instance.content())
+        program, *paths = instance.program
+        desktop.open(program, *paths, place=place)
+        desktop.input.move(self.options.width - 1, self.options.height - 1)
+        desktop.settle()
 
     def step(self, action: Action) -> StepResult:
         """Carry out an action; return the new picture, or how the episode ended."""

@@ -110,6 +110,8 @@ class Desktop:
             self._first = self._start_session(files)
             self._connection = Connection(self._folder / "x" / "X0", cookie, ANSWER_LIMIT)
             self._furnish(files)
+            # What the sandboxes hold of it stays theirs; of a run that is killed nothing is left.
+            shutil.rmtree(self._folder, ignore_errors=True)
         except BaseException:
             self.close()
             raise
