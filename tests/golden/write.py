@@ -32,7 +32,20 @@ HERE = Path(__file__).parent
 DIGITS, METRICS = HERE / "digits.json", HERE / "metric_names.txt"
 MARKS = ("application_id", "user_version")
 COMMANDS = (
-    *("train", "eval", "check", "apps", "attack", "environments", "evolve", "export", "judge", "judge-report", "plan"),
+    *(
+        "train",
+        "eval",
+        "check",
+        "apps",
+        "attack",
+        "audit",
+        "environments",
+        "evolve",
+        "export",
+        "judge",
+        "judge-report",
+        "plan",
+    ),
     *("serve", "serve-model", "verl", "view", "configs", "init", "doctor", "compare", "sweep"),
 )
 

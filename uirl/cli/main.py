@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uirl.cli import apps, attack, begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
+from uirl.cli import apps, attack, audit, begin, compare, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.learners import several_learners
 from uirl.cli.options import add_config, count, read_config
@@ -125,6 +125,7 @@ def command_parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     apps.add_command(commands)
     attack.add_command(commands)
+    audit.add_command(commands)
     evolve.add_command(commands)
     export.add_command(commands)
     judge.add_command(commands)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from uirl.errors import EngineFailure
-from uirl.images import Screenshot
+from uirl.images import ImageStore, Screenshot
 from uirl.inference.base import GenerationRequest, SamplingParams
 from uirl.inference.models.precision import dtype_of
-from uirl.learner import collate
+from uirl.learner import Policy, collate
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, sampling_of
 from uirl.types import Sample, Trajectory
@@ -21,13 +21,13 @@ STEPS = 3
 """Steps of the learner that change its weights."""
 
 
-def gap_of(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
+def gap_of(policy: Policy, images: ImageStore, samples: Sequence[Sample], temperature: float) -> tuple[float, int]:
     """Return (largest |engine - learner| log-prob, the turn it stands in)."""
-    policy, worst, turn = parts.learner.policy, 0.0, 0
+    worst, turn = 0.0, 0
     for sample in samples:
-        batch = collate(policy.loaded, [sample], parts.images)
+        batch = collate(policy.loaded, [sample], images)
         with torch.no_grad():
-            scores = policy.log_probs_and_values(batch, parts.config.inference.temperature)
+            scores = policy.log_probs_and_values(batch, temperature)
         assert scores.log_probs is not None
         for i, sampled in enumerate(sample.response_mask):
             if sampled:
@@ -66,7 +66,7 @@ async def update_reaches_engine(
         turn_ids=(-1,) * n + (0,) * m,
         images=first.context_images,
     )
-    gap, _ = gap_of(parts, [sample])
+    gap, _ = gap_of(parts.learner.policy, parts.images, [sample], parts.config.inference.temperature)
     return gap <= TOLERANCE[dtype_of(parts.config.model)], f"after an update engine and learner differ by {gap:.1e}"
 
 

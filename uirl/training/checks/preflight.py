@@ -364,7 +364,7 @@ def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]
 
 def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
     samples = samples_of_all(played)
-    gap, turn = gap_of(parts, samples)
+    gap, turn = gap_of(parts.learner.policy, parts.images, samples, parts.config.inference.temperature)
     tolerance = TOLERANCE[dtype_of(parts.config.model)]
     detail = f"largest difference {gap:.1e} (turn {turn}), tolerated {tolerance:g}"
     inference = parts.config.inference
