@@ -78,6 +78,7 @@ def in_record(run: Path, rng: random.Random, taken: set[str]) -> Change | None:
         name = rng.choice(("step", "split", "reward", "success", "stop_reason", "turns", "task_id", "group_id"))
         value = base.execute(f"SELECT {name} FROM trajectories WHERE number = ?", (number,)).fetchone()[0]
         new = {"train": "eval"}.get(value, "train") if name == "split" else other(value, rng)
+        new = int(not value) if name == "success" else new
         base.execute(f"UPDATE trajectories SET {name} = ? WHERE number = ?", (new, number))
         # an episode under another update or split is missed there
         told = names(f"episode {id}", "update ", "episode", "cannot be read") if name in ("step", "split") else found
@@ -117,8 +118,9 @@ def _in_json(
     (text,) = base.execute(f"SELECT record FROM {table} WHERE {key}").fetchone()
     record = json.loads(text)
     paths = [p for p in leaves(record) if not is_clock(p) and not BEYOND_RECORD & set(p) and p != ("id",)]
-    # of what it began with nothing tells the notes
-    paths = [p for p in paths if p[:2] != ("observation", "info") and at(record, p) is not None]
+    # nothing tells the notes of what it began with, and nothing follows from what stood there at its end
+    beyond = (("observation", "info"), ("final", "text"))
+    paths = [p for p in paths if p[:2] not in beyond and at(record, p) is not None]
     if record.get("terminated"):  # an end is one, whether a limit was reached too or not
         paths.remove(("truncated",))
     path = rng.choice(paths)
