@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import re
 from collections import Counter
@@ -107,6 +108,11 @@ def test_a_move_that_breaks_the_game_is_lost_and_no_failure(monkeypatch: pytest.
     (result,) = asyncio.run(played(env, 0, lambda text: "5"))
     assert (result.done, result.observation.info["success"]) == (True, False)
     assert "broke the game: UnboundLocalError" in result.observation.info["reason"]
+
+
+def test_it_may_be_handed_to_another_process() -> None:
+    made = pickle.loads(pickle.dumps(of("GuessTheNumber-v0")))
+    assert asyncio.run(played(made, 0, halves()))[-1].observation.info["success"] is True
 
 
 def test_an_episode_without_end_is_cut() -> None:

@@ -100,8 +100,12 @@ def test_what_this_machine_has_no_module_for_is_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_environment_that_comes_with_the_package_may_be_an_object(name: str) -> None:
-    options: dict[str, Any] = {"gymnasium": {"env": "CartPole-v1"}, "miniwob": {"task": "click-test"}}.get(name, {})
-    environment = create_environment(name, options)
+    needed: dict[str, dict[str, Any]] = {
+        "gymnasium": {"env": "CartPole-v1"},
+        "miniwob": {"task": "click-test"},
+        "mixture": {"members": [{"name": "errands"}, {"name": "guess_number"}]},
+    }
+    environment = create_environment(name, needed.get(name, {}))
     made = unpack(pack({"environment": environment}))["environment"]
     assert type(made) is type(environment)
 

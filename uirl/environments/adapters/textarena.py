@@ -110,6 +110,9 @@ class TextArenaEnvironment(ConfigurableEnvironment):
         self._http = HTTPClient(self.options.opponent_key_env)
         self._start()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lobby": {}, "_worker": None, "_table": None}  # what plays stays in this process
+
     def tasks(self) -> list[Task]:
         """Return one task for each of the games."""
         return [Task(name, checks=game) for name, game in self._games.items()]
@@ -120,6 +123,7 @@ class TextArenaEnvironment(ConfigurableEnvironment):
     def spawn(self) -> Self:
         """Return another instance, which meets this one where the policy plays itself."""
         made = copy.copy(self)
+        made._lobby = self._lobby
         made._start()
         return made
 
