@@ -38,6 +38,13 @@ def test_nothing_gets_through_where_there_is_no_flaw(name: str) -> None:
     assert report.bound < 0.05
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data_entry", "miniwob"])
+def test_nothing_gets_through_on_a_page(name: str) -> None:
+    report = attack(create_environment(name), episodes=2)
+    assert not report.through, report
+
+
 def test_questions_are_attacked_on_tasks() -> None:
     tasks = [Task(f"q{i}", goal=f"What is {i} + {i}?", checks={"answer": str(2 * i)}) for i in range(20, 30)]
     report = attack(QuestionsEnvironment(), tasks=tasks, episodes=10)

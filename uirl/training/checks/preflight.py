@@ -31,6 +31,7 @@ from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
 from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
+from uirl.training.checks.learned import check_learned
 from uirl.training.plan import settle
 from uirl.training.record.progress import doing
 from uirl.training.tasks.sources import UniformTasks
@@ -277,6 +278,8 @@ async def _check_episodes(parts: Assembly, found: _Found) -> None:
         found(*_success_finding(usable, shown))
         found(*_token_identity(usable, requests))
         found(*_control_words(parts, requests))
+        for finding in check_learned(parts, usable):
+            found(*finding)
         found(*_log_prob_agreement(parts, usable))
         found(*await _long_sequences(parts))
         found(*await _update_reaches_engine(parts, usable))

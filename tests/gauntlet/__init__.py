@@ -1,0 +1,1 @@
+"""Silent faults that other packages have shipped, planted on a tiny model: `uirl check` names each."""

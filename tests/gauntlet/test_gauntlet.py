@@ -1,0 +1,41 @@
+"""`uirl check` names each planted fault, and blames nothing where there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.gauntlet.faults import FAULTS
+from uirl.cli.begin import path_of
+from uirl.config import load_config
+from uirl.training.checks import learned
+from uirl.training.checks.preflight import preflight
+from uirl.types import Observation, Trajectory, Turn
+
+
+def findings(*changes: str) -> dict[str, bool]:
+    return {finding.what: finding.ok for finding in preflight(load_config(path_of("screen"), list(changes)))}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS[name]
+    fault.plant(monkeypatch)
+    said: Any = findings(*fault.changes)
+    assert any(said.get(what) is False for what in fault.named_by), said
+
+
+def test_nothing_is_blamed_without_a_fault() -> None:
+    said = findings()
+    assert all(said.values()), said
+    assert {"what is learned from", "pictures"} <= said.keys()
+
+
+def test_two_tokens_for_the_beginning_are_named() -> None:
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(bos_token_id=1))
+    parts: Any = SimpleNamespace(learner=SimpleNamespace(policy=SimpleNamespace(loaded=loaded)))
+    once, twice = (Trajectory(turns=[Turn(Observation("x"), context_ids=ids)]) for ids in ((1, 5), (1, 1, 5)))
+    assert not learned._beginning(parts, [once])
+    assert "two tokens for their beginning" in learned._beginning(parts, [once, twice])
