@@ -98,7 +98,7 @@ def in_record(run: Path, rng: random.Random, taken: set[str]) -> Change | None:
         numbers = array("f", row[1 if column == "advantages" else 2])
         numbers[rng.randrange(len(numbers))] += 0.2
         base.execute(f"UPDATE learned SET {column} = ? WHERE trajectory = ?", (numbers.tobytes(), number))
-        return f"{column} learned of {id}", names(f"episode {id}", f"update {row[0]},")
+        return f"{column} learned of {id}", names(f"episode {id}", f"update {row[0]},", f"update {row[0]} cannot")
     column = {"ids": rng.choice(("context_ids", "response_ids"))}.get(where, "log_probs")
     (blob,) = base.execute(f"SELECT {column} FROM turns WHERE {key}").fetchone()
     numbers = array("f" if where == "log_probs" else "i", blob)
@@ -109,7 +109,7 @@ def in_record(run: Path, rng: random.Random, taken: set[str]) -> Change | None:
     learned = base.execute("SELECT log_probs FROM learned WHERE trajectory = ?", (number,)).fetchone()
     if where == "log_probs" and (learned is None or learned[0] is None):
         return None  # of an episode of a dead group no figure depends on them
-    return f"{column} of {id}", names(f"episode {id}", f"update {step},")
+    return f"{column} of {id}", names(f"episode {id}", f"update {step},", f"update {step} cannot")
 
 
 def _in_json(

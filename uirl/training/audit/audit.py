@@ -302,6 +302,7 @@ class _Audit:
         if folder is not None:
             with self.report.part(f"checkpoint {folder.name}"):
                 check_folder(folder)
+            with self.report.part(f"state of checkpoint {folder.name}"):
                 yield read_state(folder)
 
     def _checkpoint(self, store: TrajectoryStore, step: int) -> None:
