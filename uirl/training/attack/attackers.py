@@ -34,7 +34,10 @@ class Scene:
         found = []
         for one in self.functions.values():
             places = [name for name in _properties(one) if not arguments or name in arguments]
-            if any("string" in types_of(_properties(one)[name], one.parameters) for name in places):
+            # where it acts is drawn, which may solve a task by luck
+            if "x" not in _properties(one) and any(
+                "string" in types_of(_properties(one)[name], one.parameters) for name in places
+            ):
                 found.append(self.call(one, text, places))
         return found
 
@@ -245,8 +248,10 @@ def _crash(scene: Scene) -> list[Reply]:
         for value in WRONG:
             call = scene.call(one)
             given = dict(call.call.arguments) if call.call is not None else {}
-            replies.append(Action.of(one.name, **given | {scene.rng.choice(names): value}))
-            replies.append(Action.of(one.name, **dict.fromkeys(names, value)))
+            for odd in (given | {scene.rng.choice(names): value}, dict.fromkeys(names, value)):
+                # what fits after all is a valid act, which may solve a task by luck
+                if one.check(odd) is not None or all(isinstance(part, str) for part in odd.values()):
+                    replies.append(Action.of(one.name, **odd))
         replies.append(Action(tool_calls=scene.call(one).tool_calls * 20))
     return replies
 
