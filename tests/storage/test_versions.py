@@ -29,7 +29,8 @@ def as_of_1(trajectory: Trajectory) -> Trajectory:
     """The trajectory without what version 1 did not record."""
     turns = [dataclasses.replace(turn, pictures=()) for turn in trajectory.turns]
     turns[1] = dataclasses.replace(turns[1], context_images=())
-    return dataclasses.replace(trajectory, turns=turns, sampling=None, level=None)
+    task = dataclasses.replace(trajectory.task, weight=1.0)
+    return dataclasses.replace(trajectory, task=task, turns=turns, sampling=None, level=None)
 
 
 def check_content(store: TrajectoryStore) -> None:

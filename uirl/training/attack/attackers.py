@@ -252,7 +252,8 @@ def _crash(scene: Scene) -> list[Reply]:
                 # what fits after all is a valid act, which may solve a task by luck
                 if one.check(odd) is not None or all(isinstance(part, str) for part in odd.values()):
                     replies.append(Action.of(one.name, **odd))
-        replies.append(Action(tool_calls=scene.call(one).tool_calls * 20))
+        if "x" not in names:  # as above
+            replies.append(Action(tool_calls=scene.call(one).tool_calls * 20))
     return replies
 
 
