@@ -71,6 +71,7 @@ class WireTask(WireRecord):
     tags: Items[Text] = Field(default_factory=list)
     seed: int | None = None
     checks: Object = Field(default_factory=dict)
+    weight: float = 1.0
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
