@@ -34,6 +34,7 @@ MARKERS = (
     *("<function=a>", "</function>", "<parameter=b>", "\n<parameter=b>", "</parameter>"),
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "```json\n", "```", "\nThought:", "\nAction: a", "\nAction Input: {}"),
     *("\nObservation: 1", "\nFinal Answer: 2", '{"name":"a"}', '[{"name":"a","arguments":{}}]', "a{}", ";", "{", "}"),
+    *("```python\n", "pyautogui.click(1, 2)", "\nDONE", "computer.a(", ")"),
     *("[", "]", '"', "\\", "\\u003c", "\n", "\r", "\u2028", "\x00", " ", "é", "👋", "null", "0"),
 )
 nasty = st.lists(st.sampled_from(MARKERS) | st.text(max_size=3), max_size=6).map("".join)
@@ -47,6 +48,8 @@ answers = st.builds(lambda text: ToolCall("answer", {"text": text}), nasty)
 calls = st.builds(ToolCall, nasty.filter(bool) | st.just("click"), arguments) | answers
 words = st.text("ab_.:", min_size=1, max_size=4)
 calls_in_tags = st.builds(ToolCall, words, st.dictionaries(words, plain, max_size=4)) | answers
+identifiers = st.sampled_from(["a", "b_2", "click", "x", "y", "text", "wait", "scroll", "é"])
+calls_in_python = st.builds(ToolCall, identifiers, st.dictionaries(identifiers, plain, max_size=4)) | answers
 calls_with_ids = st.builds(ToolCall, nasty.filter(bool), arguments, nasty)
 
 
@@ -57,7 +60,9 @@ def made(name: str) -> ActionParser:
 
 def actions_of(name: str, thoughts: st.SearchStrategy[str]) -> st.SearchStrategy[Action]:
     """Actions that the format can hold."""
-    of_format = {"react": calls, "qwen3-coder": calls_in_tags}.get(name, calls | calls_with_ids)
+    of_format = {"react": calls, "qwen3-coder": calls_in_tags, "pyautogui": calls_in_python}.get(
+        name, calls | calls_with_ids
+    )
     several = st.lists(of_format, min_size=1, max_size=1 if name == "mai_ui" else 3)
     return st.builds(lambda some, thought: Action(tool_calls=tuple(some), thought=thought), several, thoughts)
 

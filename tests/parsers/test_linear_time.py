@@ -28,6 +28,8 @@ UNITS = (
     *('{"a":{"b":[', "{ \n", "[ \n", "[{ ", '"', '\\"', "\\", "\\u", "\\ud800", '{"a":"\\ud800"}', "```"),
     *("```json\n", "```a ", "[TOOL_CALLS]", "[TOOL_CALLS]a[ARGS]{}", '[TOOL_CALLS][{"name":"a"}]</think>'),
     *("[CALL_ID][ARGS]", '[{"name":"a"}]', 'a{"b":1}', "a{", "<|python_tag|>", "<|python_tag|>{</think>", "<|", " "),
+    *("pyautogui.click(1, 2)\n", "```python\n", "```python\n```", "pyautogui.write('", "pyautogui.a(-", "DONE\n"),
+    *("pyautogui.click(1)</think>\n", "\nWAIT", "computer.a(x=["),
     *("\n", "*", "a", "9", "-", "é"),
 )
 ENDS = (

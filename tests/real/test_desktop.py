@@ -19,7 +19,8 @@ from uirl.environments.desktop.x11 import DisplayLost
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
 from uirl.images import screenshot
-from uirl.types import Action, Task
+from uirl.parsers import create_parser
+from uirl.types import Action, Task, ToolCall
 
 pytestmark = pytest.mark.real
 DONE = Action.of("terminate", status="success")
@@ -39,6 +40,35 @@ async def test_the_expert_solves_every_task_and_an_agent_that_does_nothing_none(
         await session.close()
 
     await asyncio.gather(*(play() for _ in range(4)))
+
+
+@pytest.mark.parametrize("form", ["pyautogui", "computer"])
+async def test_the_expert_solves_a_task_in_words_of_another_format(form: str) -> None:
+    session = EnvironmentSession(DesktopEnvironment(tasks=("files-rename",), action_format=form))
+    parser = create_parser(session.env.action_format)
+    await session.reset(seed=1)
+    result, replies = None, []
+    while result is None or not result.terminated:
+        action = await session.expert_action()
+        assert action is not None
+        replies.append(parser.render(action))
+        result = await session.step(parser.parse(replies[-1]))
+    await session.close()
+    assert result.observation.info["success"] is True, replies
+    told = session.env.get_prompt_prefix()
+    assert {"pyautogui": "pyautogui.click(", "computer": '{"action":"left_click","coordinate":['}[form] in told
+
+
+async def test_a_button_is_held_where_the_pointer_is() -> None:
+    env = DesktopEnvironment(tasks=("calculator-press",), jitter=0)
+    env.reset(seed=1)
+    action = env.expert_action()
+    assert action is not None
+    for turn in (ToolCall("move", dict(action.tool_calls[0].arguments)), ToolCall("mouse_down"), ToolCall("mouse_up")):
+        env.step(Action(tool_calls=(turn,)))
+    result = env.step(DONE)
+    env.close()
+    assert result.observation.info["success"] is True
 
 
 @pytest.mark.parametrize(
@@ -132,6 +162,7 @@ SHOWN = {
     "image_size": ({"image_size": 64}, {}),
     "actions": ({"actions": ("click", "wait")}, {}),
     "coordinates": ({"coordinates": "grid_999"}, {}),
+    "action_format": ({"action_format": "pyautogui"}, {}),
     "say_target": ({"say_target": True}, {}),
     "jitter": ({"jitter": 90}, {}),
     "max_turns": ({"max_turns": 1}, {}),

@@ -160,10 +160,10 @@ def check_count(calls: Sequence[object]) -> None:
         raise Unreadable(f"more than {MAX_OBJECTS} calls; expected fewer")
 
 
-def check_plain(value: Any) -> None:
+def check_plain(value: Any, where: str = "the JSON") -> None:
     """Raise Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
     try:
-        limits.check_plain(value, _KEPT, whole=True)
+        limits.check_plain(value, _KEPT, where, whole=True)
     except limits.InputError as error:
         raise Unreadable(str(error)) from None
 

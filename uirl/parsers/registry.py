@@ -19,6 +19,8 @@ PARSERS = {
     "llama-3": "uirl.parsers.function_calling:FunctionCallingParser:llama-3",
     "mistral": "uirl.parsers.function_calling:FunctionCallingParser:mistral",
     "mai_ui": "uirl.parsers.mai_ui:MAIUIActionParser",
+    "pyautogui": "uirl.parsers.pyautogui:PyAutoGUIParser",
+    "computer": "uirl.parsers.computer:ComputerParser",
 }
 """Name -> 'module:Class', or 'module:Class:word' where the class is made with that word."""
 

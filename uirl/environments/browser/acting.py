@@ -185,7 +185,7 @@ async def _perform(
         case ui.Move(x, y):
             await page.move(*at(x, y))
         case ui.MouseButton(x, y, button, down):
-            await page.mouse_button(*at(x, y), button, down)
+            await page.mouse_button(button, down, None if x is None or y is None else at(x, y))
         case ui.Drag(x, y, to_x, to_y):
             await page.drag(*at(x, y), *at(to_x, to_y))
         case ui.Scroll(direction, amount, x, y):

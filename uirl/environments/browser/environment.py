@@ -27,7 +27,7 @@ from uirl.environments.browser.tab import Blocked, PageLost, Tab, TabClosed, Una
 from uirl.environments.browser.tree import number_things, read_tree, tree_text
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, Names, OptionsLike, Size
 from uirl.environments.ui.actions import ACTIONS, ActionSpace
-from uirl.environments.ui.vocabulary import CLICKS, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.environments.ui.vocabulary import CLICKS, ActionFormat, Answer, Click, Coordinates, Terminate, UIAction
 from uirl.environments.ui.words_read import reader, words_read
 from uirl.errors import ConfigError, EpisodeTimeout
 from uirl.images import screenshot
@@ -111,6 +111,9 @@ class PageOptions(EnvironmentOptions):
     """Names of the actions that are offered; None: those of the environment."""
     coordinates: Coordinates = "pixels"
     """'pixels', or 'grid_999': 0 to 999 along each side."""
+    action_format: ActionFormat = "json"
+    """Parser of the replies: 'json', 'pyautogui' (calls in Python, as in OSWorld) or 'computer' (calls of the
+    computer-use tool)."""
     say_target: bool = False
     """The prompt asks for the word `target` before the coordinates of a click, and demonstrators give one where they
     know a word."""
@@ -161,7 +164,15 @@ class PageOptions(EnvironmentOptions):
         offered = actions if self.actions is None else self.actions
         if not offered:
             raise ConfigError(f"{self.key}: actions is an empty list; expected names such as 'click'")
-        space = ActionSpace(*picture_size, offered, self.coordinates, self.marks, self.say_target, modifiers=True)
+        space = ActionSpace(
+            *picture_size,
+            offered,
+            self.coordinates,
+            self.marks,
+            self.say_target,
+            modifiers=True,
+            format=self.action_format,
+        )
         none = f"and the actions {', '.join(space.names)} have none; leave it out"
         if self.say_target and not any(name in CLICKS for name in space.names):
             raise ConfigError(f"say_target is about clicks, {none}")
@@ -235,6 +246,7 @@ class PageEnvironment(ConfigurableEnvironment):
         """Width and height of the picture the agent sees."""
         self.space = self.options.space(self.picture_size, tuple(self.actions))
         """The actions that are offered, and how they are written."""
+        self.action_format = self.options.action_format  # type: ignore[misc]
         self.max_turns = self.options.max_turns or self.max_turns
 
     @property
@@ -383,7 +395,7 @@ class PageEnvironment(ConfigurableEnvironment):
         return self._goal
 
     def get_prompt_prefix(self) -> str:
-        return f"Do what is asked. Reply with one action in JSON:\n{self.space.describe()}"
+        return f"Do what is asked. {self.space.ask()}"
 
     def spawn(self) -> Self:
         """Return another environment with the same options and a page of its own in the same browser."""

@@ -207,7 +207,8 @@ class MiniWobEnvironment(PageEnvironment):
         return Judgement(0.0 if self.options.reward == "success" else -1.0, True, info={"raw_reward": -1.0})
 
     def get_prompt_prefix(self) -> str:
-        if self.space.names != ("click",) or self.space.marks or self.space.coordinates != "pixels":
+        usual = (("click",), False, "pixels", "json")
+        if (self.space.names, self.space.marks, self.space.coordinates, self.space.format) != usual:
             return super().get_prompt_prefix()
         width, height = self.picture_size
         form = '"target":WORD,"x":X,"y":Y' if self.space.targets else '"x":X,"y":Y'

@@ -197,7 +197,7 @@ class Page:
             await self._owner.close_window(tab.target)
         self.files.begin(uploads, downloads)
         for button in tuple(self._pressed):
-            await self.mouse_button(*self._pointer, button, down=False)
+            await self.mouse_button(button, False)
         for key in tuple(self.held):
             await self.hold_key(key, down=False)
         self.take_notices()
@@ -297,11 +297,13 @@ class Page:
             await page.keyboard.up(name)
 
     @_by_hand
-    async def mouse_button(self, page: BrowserPage, x: float, y: float, button: Button, down: bool) -> None:
-        """Move to x, y and press a button there, or release it."""
-        self._pointer = (x, y)
+    async def mouse_button(
+        self, page: BrowserPage, button: Button, down: bool, at: tuple[float, float] | None = None
+    ) -> None:
+        """Move to a place and press a button there, or release it; None: where the pointer is."""
+        self._pointer = at or self._pointer
         (self._pressed.add if down else self._pressed.discard)(button)
-        await page.mouse.move(x, y)
+        await page.mouse.move(*self._pointer)
         await (page.mouse.down if down else page.mouse.up)(button=button)
 
     @_by_hand

@@ -66,8 +66,14 @@ class DesktopEnvironment(ConfigurableEnvironment):
         self.picture_size = self._viewport.size
         names = ACTIONS if options.actions is None else options.actions
         self.space = ActionSpace(
-            *self.picture_size, names, options.coordinates, targets=options.say_target, modifiers=True
+            *self.picture_size,
+            names,
+            options.coordinates,
+            targets=options.say_target,
+            modifiers=True,
+            format=options.action_format,
         )
+        self.action_format = options.action_format  # type: ignore[misc]
         self.max_turns = options.max_turns
         self.demonstrator_may_fail = options.error_rate > 0
 
@@ -137,7 +143,7 @@ class DesktopEnvironment(ConfigurableEnvironment):
         return "" if self._instance is None or self._untold else self._instance.goal
 
     def get_prompt_prefix(self) -> str:
-        return f"Do what is asked on this desktop. Reply with one action in JSON:\n{self.space.describe()}"
+        return f"Do what is asked on this desktop. {self.space.ask()}"
 
     def expert_action(self) -> Action | None:
         """Return the next action of the script, and at its end that the task is done."""
@@ -208,7 +214,8 @@ class DesktopEnvironment(ConfigurableEnvironment):
             case ui.Move(x, y):
                 hand.move(*self._at(x, y))
             case ui.MouseButton(x, y, button, down):
-                hand.move(*self._at(x, y))
+                if x is not None and y is not None:
+                    hand.move(*self._at(x, y))
                 hand.button(button, down)
             case ui.Drag(x, y, to_x, to_y):
                 (left, top), (right, bottom) = self._at(x, y), self._at(to_x, to_y)

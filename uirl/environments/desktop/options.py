@@ -11,7 +11,7 @@ from uirl.environments.browser.environment import Crop
 from uirl.environments.demonstrators import DemonstratorOptions
 from uirl.environments.desktop.tasks import table
 from uirl.environments.options import Names, Size
-from uirl.environments.ui.vocabulary import Coordinates
+from uirl.environments.ui.vocabulary import ActionFormat, Coordinates
 from uirl.errors import ConfigError, did_you_mean
 
 
@@ -35,6 +35,9 @@ class DesktopOptions(DemonstratorOptions):
     """Names of the actions that are offered; None: all that a desktop has."""
     coordinates: Coordinates = "pixels"
     """'pixels', or 'grid_999': 0 to 999 along each side."""
+    action_format: ActionFormat = "json"
+    """Parser of the replies: 'json', 'pyautogui' (calls in Python, as in OSWorld) or 'computer' (calls of the
+    computer-use tool)."""
     say_target: bool = False
     """The prompt asks for the word `target` before the coordinates of a click, and the demonstrator gives one."""
     jitter: Index = 120

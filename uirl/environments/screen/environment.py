@@ -13,7 +13,7 @@ from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
 from uirl.environments.screen.options import LEVELS, FormOptions, ScreenOptions
 from uirl.environments.screen.stages import ColourStage, ConfirmStage, DigitStage, Stage
-from uirl.environments.ui.actions import ActionSpace
+from uirl.environments.ui.actions import ActionSpace, written
 from uirl.types import Action, Observation, StepResult, ToolCall
 
 
@@ -42,8 +42,9 @@ class ScreenEnvironment(ConfigurableEnvironment):
         self.max_turns = len(LEVELS[chosen.level]) + chosen.retries
         self.picture_size = (chosen.size, chosen.size)
         """Width and height of the picture the agent sees."""
-        self.space = ActionSpace(chosen.size, chosen.size, ("click", "type"))
+        self.space = ActionSpace(chosen.size, chosen.size, ("click", "type"), format=chosen.action_format)
         """What can be done, for those who call functions."""
+        self.action_format = chosen.action_format  # type: ignore[misc]
         self._grid = Grid(chosen.size, chosen.slots, chosen.jitter)
         self._carelessness = chosen.error_rate
         self.demonstrator_may_fail = self._carelessness > 0
@@ -83,10 +84,14 @@ class ScreenEnvironment(ConfigurableEnvironment):
     def get_prompt_prefix(self) -> str:
         if not self.options.describe:
             return ""
+        click, text = (
+            written(call, self.options.action_format)
+            for call in (ToolCall("click", {"target": "red", "x": 12, "y": 34}), ToolCall("type", {"text": "5"}))
+        )
         return (
             f"You see a screen of {self.size} x {self.size} pixels; x grows to the right, y downwards. Answer with one "
-            'JSON action: {"action":"click","target":"red","x":12,"y":34} says what it presses and presses that pixel, '
-            '{"action":"type","text":"5"} types. '
+            f"{'JSON action' if self.action_format == 'json' else 'action'}: {click} says what it presses and presses "
+            f"that pixel, {text} types. "
             "Do what the text says, type a digit that is shown beside an empty field, and press OK where it appears."
         )
 

@@ -10,6 +10,7 @@ from uirl.config.section import Count, Index
 from uirl.environments.demonstrators import DemonstratorOptions
 from uirl.environments.options import Names
 from uirl.environments.screen.stages import COLOURS
+from uirl.environments.ui.vocabulary import ActionFormat
 from uirl.errors import ConfigError, did_you_mean
 
 LEVELS = {1: ("colour",), 2: ("colour", "confirm"), 3: ("colour", "digit", "confirm")}
@@ -31,6 +32,9 @@ class FormOptions(DemonstratorOptions):
     """Misses that are forgiven in an episode."""
     demonstrator: Literal["expert", "careless"] = "expert"
     """'expert' presses what the instruction names; 'careless' presses any button with probability `carelessness`."""
+    action_format: ActionFormat = "json"
+    """Parser of the replies: 'json', 'pyautogui' (calls in Python, as in OSWorld) or 'computer' (calls of the
+    computer-use tool)."""
     blank_image: bool = False
     """A control: the picture is empty."""
     hide_instruction: bool = False

@@ -13,8 +13,21 @@ from typing import Any
 from uirl.environments.ui import vocabulary as ui
 from uirl.environments.ui.arguments import CallArguments, Mistake, shown_value
 from uirl.environments.ui.keys import MODIFIERS, read_chord
-from uirl.environments.ui.vocabulary import ACTIONS, AXES, CLICKS, GRID, MARKED, VALUES, Axis, Coordinates, UIAction
+from uirl.environments.ui.vocabulary import (
+    ACTIONS,
+    AXES,
+    CLICKS,
+    FORMATS,
+    GRID,
+    MARKED,
+    VALUES,
+    ActionFormat,
+    Axis,
+    Coordinates,
+    UIAction,
+)
 from uirl.errors import ConfigError, did_you_mean
+from uirl.parsers.registry import create_parser
 from uirl.runtime.limits import shown
 from uirl.types import Action, ToolCall
 
@@ -41,6 +54,8 @@ class ActionSpace:
     to press before it says where learns the two apart. It is accepted, and ignored, either way."""
     modifiers: bool = False
     """Clicks may say which keys are held meanwhile."""
+    format: ActionFormat = "json"
+    """Parser of the replies; the examples are written for it."""
 
     def __post_init__(self) -> None:
         names = tuple(self.names) or tuple(ACTIONS)
@@ -50,6 +65,8 @@ class ActionSpace:
                 raise ConfigError(f"no user interface action {name!r}; {did_you_mean(str(name), ACTIONS)}")
         if self.coordinates not in ("pixels", "grid_999"):
             raise ConfigError(f"coordinates must be 'pixels' or 'grid_999', got {self.coordinates!r}")
+        if self.format not in FORMATS:
+            raise ConfigError(f"no format of user interface actions {self.format!r}; expected {', '.join(FORMATS)}")
         if min(self.width, self.height) < 1:
             raise ConfigError(f"a screen has at least one pixel, got {self.width} x {self.height}")
 
@@ -110,6 +127,10 @@ class ActionSpace:
             lines.append(f"x grows to the right, y downwards, in {unit}{size}.")
         return "\n".join(lines)
 
+    def ask(self) -> str:
+        """Return the sentence that asks for one action, and the offered ones: for a prompt."""
+        return f"Reply with one action {FORMATS[self.format]}:\n{self.describe()}"
+
     def limit(self, axis: Axis) -> int:
         """Return the largest coordinate on an axis."""
         if self.coordinates == "grid_999":
@@ -162,9 +183,13 @@ def _example(space: ActionSpace, name: str) -> str:
     if marks:
         others = [a for a in shown if a not in AXES]
         shown = [*others, *marks] if name in CLICKS else [*marks, *others]  # a click's target stands before it
-    values = ((argument, _value(space, argument)[0]) for argument in shown)
-    inside = ",".join(f'"{k}":{v}' if isinstance(v, int) else f'"{k}":"{v}"' for k, v in values)
-    return f'{{"action":"{name}"{"," if inside else ""}{inside}}}'
+    return written(ToolCall(name, {argument: _value(space, argument)[0] for argument in shown}), space.format)
+
+
+def written(call: ToolCall, form: ActionFormat) -> str:
+    """Return a call as a reply in that format has it, on one line and without the fence around it: for a prompt."""
+    text = create_parser(form).render(Action(tool_calls=(call,)))
+    return text.removeprefix("```python\n").removesuffix("\n```").replace("\n", "; ")
 
 
 def _schema(space: ActionSpace, name: str) -> dict[str, Any]:
@@ -286,7 +311,8 @@ def _drag(arguments: Arguments) -> ui.UIAction:
 
 def _button(arguments: Arguments) -> ui.UIAction:
     button: Any = arguments.choice("button", ui.BUTTONS) if arguments.has("button") else "left"
-    return ui.MouseButton(*arguments.point(), button, arguments.action == "mouse_down")
+    where = arguments.point() if arguments.has("x", "y") else (None, None)
+    return ui.MouseButton(*where, button, arguments.action == "mouse_down")
 
 
 def _held(arguments: Arguments) -> ui.UIAction:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 Button: TypeAlias = Literal["left", "right", "middle"]
 Axis: TypeAlias = Literal["x", "y"]
 Coordinates: TypeAlias = Literal["pixels", "grid_999"]
+ActionFormat: TypeAlias = Literal["json", "pyautogui", "computer"]
 
 GRID = 999
 """The largest coordinate of 'grid_999': x / 999 of the width."""
@@ -19,6 +20,12 @@ CLICKS: dict[str, tuple[Button, int]] = {
     "middle_click": ("middle", 1),
 }
 """Name -> button and number of presses."""
+FORMATS: dict[ActionFormat, str] = {
+    "json": "in JSON",
+    "pyautogui": "as a call of pyautogui in a code block of Python",
+    "computer": "as a call of the computer, in JSON",
+}
+"""Parser -> how an action is written for it, in words for the policy."""
 MARKED = (*CLICKS, "move", "drag", "fill", "focus", "select", "upload")
 """What may name the number of a marked element in place of x and y."""
 BUTTONS: tuple[Button, ...] = ("left", "right", "middle")
@@ -83,8 +90,9 @@ class MoveToMark:
 class MouseButton:
     """Moves to x, y and presses a button there, or lets it go."""
 
-    x: int
-    y: int
+    x: int | None = None
+    """None, with `y`: where the pointer is."""
+    y: int | None = None
     button: Button = "left"
     down: bool = True
 
@@ -312,6 +320,7 @@ class ActionSpec:
     """Of the arguments; the example of the prompt leaves them out."""
 
 
+_WHERE_IT_IS = frozenset({"x", "y", "button"})
 ACTIONS: dict[str, ActionSpec] = {
     "click": ActionSpec("clicks there", ("x", "y")),
     "double_click": ActionSpec("clicks twice", ("x", "y")),
@@ -319,8 +328,8 @@ ACTIONS: dict[str, ActionSpec] = {
     "right_click": ActionSpec("clicks with the right button", ("x", "y")),
     "middle_click": ActionSpec("clicks with the middle button", ("x", "y")),
     "move": ActionSpec("moves the pointer", ("x", "y")),
-    "mouse_down": ActionSpec("presses a button and holds it", ("x", "y", "button"), frozenset({"button"})),
-    "mouse_up": ActionSpec("lets a button go", ("x", "y", "button"), frozenset({"button"})),
+    "mouse_down": ActionSpec("presses a button and holds it", ("x", "y", "button"), _WHERE_IT_IS),
+    "mouse_up": ActionSpec("lets a button go", ("x", "y", "button"), _WHERE_IT_IS),
     "drag": ActionSpec("drags from x, y to to_x, to_y", ("x", "y", "to_x", "to_y")),
     "type": ActionSpec("types into what has the focus", ("text",)),
     "keys": ActionSpec("presses keys together", ("keys",)),
