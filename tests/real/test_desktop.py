@@ -45,7 +45,8 @@ async def test_the_expert_solves_every_task_and_an_agent_that_does_nothing_none(
 @pytest.mark.parametrize("form", ["pyautogui", "computer"])
 async def test_the_expert_solves_a_task_in_words_of_another_format(form: str) -> None:
     session = EnvironmentSession(DesktopEnvironment(tasks=("files-rename",), action_format=form))
-    parser = create_parser(session.env.action_format)
+    assert session.env.action_format == form
+    parser = create_parser(form)
     await session.reset(seed=1)
     result, replies = None, []
     while result is None or not result.terminated:
