@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ def _add(options: argparse.Namespace) -> int:
 
     from uirl.environments.apps.introspect import describe
     from uirl.environments.apps.schema import read_app
+    from uirl.environments.apps.store import whole_store
     from uirl.environments.apps.tasks import kinds_of
 
     store = Path(options.store)
@@ -62,7 +62,7 @@ def _add(options: argparse.Namespace) -> int:
     }
     with storage_errors(f"cannot write {folder}"):
         folder.mkdir(parents=True)
-        shutil.copyfile(store, folder / "app.sqlite")
+        (folder / "app.sqlite").write_bytes(whole_store(store))
     write_atomically(folder / "app.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))
     app, _ = read_app(str(folder))
     print(f"{folder}/app.yaml: {len(kinds_of(app))} tasks of {', '.join(app.entities)}")

@@ -146,3 +146,26 @@ def test_a_damaged_or_endless_store_is_refused(file: Path, monkeypatch: pytest.M
     file.symlink_to("/etc/passwd")
     with pytest.raises(StorageError, match="link"):
         read_rows(APP, file)
+
+
+def test_computed_columns_are_left_out_and_shift_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "app.sqlite"
+    run(file, "CREATE TABLE item (id INTEGER PRIMARY KEY, loud AS (name || '!'), name TEXT, price INTEGER);"
+        "INSERT INTO item VALUES (1, 'oak', 2)")  # fmt: skip
+    assert read_rows(APP, file)["item"] == {1: {"name": "oak", "price": 2}}
+
+
+def test_rows_with_the_same_key_or_none_are_all_seen(tmp_path: Path) -> None:
+    file = tmp_path / "app.sqlite"
+    run(file, "CREATE TABLE item (id TEXT PRIMARY KEY, name TEXT); INSERT INTO item VALUES (NULL, 'oak'), ('a', 'elm')")
+    added = made(file, "INSERT INTO item VALUES (NULL, 'ash'), (NULL, 'oak')").added
+    assert sorted(row["name"] for _, row in added) == ["ash", "oak"]
+
+
+def test_what_the_app_writes_by_itself_is_no_difference_where_there_is_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "app.sqlite"
+    run(file, "CREATE TABLE item (name TEXT, touched INTEGER); INSERT INTO item VALUES ('oak', 1)")
+    app = App.build(APP.to_dict() | {"entities": {"shop.x": {"table": "x", "fields": {"name": {"kind": "text"}}}}})
+    before = read_rows(app, file)
+    run(file, "UPDATE item SET touched = 2")
+    assert not difference(before, read_rows(app, file))

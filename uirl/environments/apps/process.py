@@ -22,6 +22,7 @@ from typing import Any
 
 from uirl.environments.apps.host import LOG, TEMPLATE
 from uirl.environments.apps.schema import HERE, App, read_app
+from uirl.environments.apps.store import whole_store
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.runtime.files import cache_folder, storage_errors
 from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
@@ -110,7 +111,7 @@ class Server:
             )
         told = self._first_line(name)
         self.cookies = told["cookies"]
-        self.template = (self.root / TEMPLATE / self.app.store).read_bytes()
+        self.template = whole_store(self.root / TEMPLATE / self.app.store)
 
     @property
     def alive(self) -> bool:

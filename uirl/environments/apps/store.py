@@ -100,22 +100,43 @@ def all_rows(app: App, connection: sqlite3.Connection) -> Rows:
         own = app.own.get(table)
         if own is not None and not own:
             continue
+        # what SQLite computes of other columns is not among them
         info = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
         columns = [column[1] for column in info]
         primary = [column[1] for column in info if column[5]]
         key = keys.get(table) or (primary[0] if len(primary) == 1 else None)
         kept = [(place, name) for place, name in enumerate(columns) if name != key and name not in (own or ())]
-        read = connection.execute(f"SELECT * FROM {quoted(table)} LIMIT {MOST_ROWS + 1}").fetchall()
+        named = ", ".join(map(quoted, columns))
+        read = connection.execute(f"SELECT {named} FROM {quoted(table)} LIMIT {MOST_ROWS + 1}").fetchall()
         if len(read) > MOST_ROWS:
             raise StorageError(f"the table {table} has more than {MOST_ROWS} rows")
         at = columns.index(key) if key is not None else None
-        # a table without one key: its rows are what they hold, and how often
+        # rows without one key, or with that of another, are what they hold, and how often
         count: Counter[Any] = Counter()
         found[table] = rows = {}
         for row in read:
-            count[row] += 1
-            rows[(row, count[row]) if at is None else row[at]] = {name: row[place] for place, name in kept}
+            values = {name: row[place] for place, name in kept}
+            if at is None or row[at] is None or row[at] in rows:
+                content = tuple(values.items())
+                count[content] += 1
+                rows[content, count[content]] = values
+            else:
+                rows[row[at]] = values
     return found
+
+
+def whole_store(file: Path) -> bytes:
+    """Return a store as one file, with what lies in a log beside it. Raises StorageError where it cannot be read."""
+    try:
+        connection = open_file(file, wait=_WAIT, patience=_PATIENCE)
+        try:
+            store = connection.serialize()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StorageError(f"the store {file.name} cannot be read: {error}") from error
+    # bytes 18 and 19 say that there is a log (2), which memory has not
+    return store[:18] + b"\1\1" + store[20:]
 
 
 def quoted(name: str) -> str:
