@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,12 @@ import yaml
 
 from tests.environments.apps.notes.notes import make_store
 from uirl.cli.main import main
+from uirl.environments.apps import introspect
 from uirl.environments.apps.environment import AppsEnvironment
 from uirl.environments.apps.introspect import describe
+from uirl.environments.apps.schema import App, read_app
+from uirl.environments.apps.store import read_rows
+from uirl.environments.apps.tasks import kinds_of, make_problem
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError
@@ -61,6 +67,77 @@ def test_a_store_that_makes_no_tasks_is_refused(tmp_path: Path) -> None:
         describe(empty, "mine")
     with pytest.raises(ConfigError, match="expected an SQLite file"):
         describe(text, "mine")
+
+
+ODD = """
+CREATE TABLE Authors (id INTEGER PRIMARY KEY, name TEXT, city TEXT);
+CREATE TABLE "no""tes \u00e9" (
+  id INTEGER PRIMARY KEY, shout TEXT GENERATED ALWAYS AS ("ti'tle" || '!'), "ti'tle" TEXT NOT NULL,
+  "page count" INTEGER, currency TEXT, remark TEXT NOT NULL DEFAULT '', stars INTEGER,
+  author_id INTEGER REFERENCES authors(id));
+CREATE TABLE "no_tes \u00e9" (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE label_of (note INTEGER REFERENCES "no""tes \u00e9", label TEXT);
+CREATE VIEW seen AS SELECT * FROM Authors;
+CREATE VIRTUAL TABLE words USING fts5(text);
+INSERT INTO words VALUES ('a'), ('b'), ('c');
+"""
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Iterator[Path]:
+    """A store with names and tables that are seldom, whose rows lie in its log."""
+    file = tmp_path / "odd.sqlite"
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(ODD)
+    for i in range(8):
+        connection.execute("INSERT INTO Authors VALUES (?, ?, ?)", (i + 1, f"Nia {i} Inc.", f"city {i}"))
+        row = f"'{i}' \u00e9", 7 * i, "EUR", f"r{i}" * (i % 4 > 0), 5 - i // 6, 1 + i
+        connection.execute(f'INSERT INTO "no""tes \u00e9" VALUES (NULL{", ?" * len(row)})', row)
+        connection.execute('INSERT INTO "no_tes \u00e9" VALUES (?, ?)', (i, f"n{i}"))
+    yield file
+    connection.close()
+
+
+def test_a_store_with_odd_names_and_tables(odd: Path) -> None:
+    found = describe(odd, "odd")
+    assert list(found["entities"]) == ["odd.Authors", "odd.no_tes_\u00e9", "odd.no_tes_\u00e9_2"]
+    assert {table for table, columns in found["own"].items() if not columns} >= {"words", "words_content"}
+    notes = found["entities"]["odd.no_tes_\u00e9"]
+    assert notes["referred"]  # a label goes with its note
+    assert found["own"][notes["table"]] == ["currency"]  # one text in all rows
+    fields = {name: (one["column"], one["kind"]) for name, one in notes["fields"].items()}
+    assert fields == {
+        **{"ti'tle": ("ti'tle", "text"), "page count": ("page count", "integer")},
+        **{"remark": ("remark", "text"), "stars": ("stars", "integer"), "author": ("author_id", "reference")},
+    }
+    assert [name for name, one in notes["fields"].items() if one.get("guessable")] == ["stars"]
+
+
+async def test_what_lies_in_the_log_of_a_store_is_part_of_it(odd: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    assert main(["apps", "add", COMMAND, "--store", str(odd), "--into", str(folder)]) == 0
+    app, _ = read_app(str(folder))
+    assert len(read_rows(app, folder / app.store)["Authors"]) == 8
+    env = AppsEnvironment(app=str(folder))
+    env.prepare(random.Random(0), None)  # the store that an episode begins with
+    assert len(read_rows(app, folder / app.store)["no_tes \u00e9"]) == 8
+
+
+def test_no_empty_word_answers_a_question(odd: Path) -> None:
+    app = App.build({"program": "none", **describe(odd, "odd")})
+    rows = read_rows(app, odd)
+    asked = [kind for kind in kinds_of(app) if kind.template in ("find", "find_two", "find_by", "sum_where")]
+    answers = {(kind.id, make_problem(app, rows, kind, random.Random(s)).answer) for kind in asked for s in range(20)}
+    assert answers
+    assert not [one for one in answers if not all(part.strip() for part in (one[1] or "").split(","))]
+    assert not [kind for kind in asked if "stars" in kind.fields]
+
+
+def test_a_table_that_is_too_long_to_compare_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(introspect, "MOST_ROWS", 7)
+    with pytest.raises(ConfigError, match="the table note has 7 rows; expected fewer than 7"):
+        describe(store, "mine")
 
 
 async def test_a_command_and_a_store_make_an_environment(

@@ -38,6 +38,8 @@ class Column(_Frozen):
     """Of a reference: the entity."""
     optional: bool = False
     """It may be left empty."""
+    guessable: bool = False
+    """Many records have the same value: it is never asked for."""
     column: str = ""
     """Name in the table; empty: that of the field, and with `_id` that of a reference."""
 
@@ -50,6 +52,8 @@ class Entity(_Frozen):
     """Empty: `group_name`."""
     primary: str = "id"
     """The column of the primary key."""
+    referred: bool = False
+    """Records of a table that is no entity refer to it: none is removed, as those would go too."""
     held_out: bool = False
     """Its tasks are for evaluation alone."""
 

@@ -76,9 +76,11 @@ def _kinds(app: App, name: str) -> Iterator[Kind]:
     spare = [one for one in others if fields[one].optional]
     shared = [one for one in others if fields[one].kind in ("choice", "flag", "reference")]
     # what a policy could guess is no question
-    sure = [one for one in others if not fields[one].optional]
+    sure = [one for one in others if not (fields[one].optional or fields[one].guessable)]
     asked = [one for one in sure if fields[one].kind in ("text", "integer", "decimal", "date")]
-    free = not any(column.to == name for entity in app.entities.values() for column in entity.fields.values())
+    free = not app.entities[name].referred and not any(
+        column.to == name for entity in app.entities.values() for column in entity.fields.values()
+    )
     for count in range(len(spare) + 1):
         yield from (Kind("create", name, some) for some in itertools.combinations(spare, count))
     yield Kind("create_two", name)
@@ -195,15 +197,17 @@ class _Maker:
         rows = self.all_rows[self.app.table(entity)]
         return sum(row[column] == rows[key][column] for row in rows.values()) == 1
 
-    def pick(self, count: int) -> list[Any]:
-        """Return keys of different records whose names no other record has."""
+    def pick(self, count: int, known: Sequence[str] = ()) -> list[Any]:
+        """Return keys of different records whose names no other record has. `known`: fields that are not empty."""
         column = self.app.column(self.name, self.title)
         named: dict[Any, list[Any]] = {}
         for key, row in self.rows.items():
             named.setdefault(row[column], []).append(key)
         single = [keys[0] for value, keys in named.items() if len(keys) == 1 and value not in (None, "")]
+        single = [key for key in single if all(self.value(key, one) not in (None, "") for one in known)]
         if len(single) < count:
-            raise ConfigError(f"{self.name} has {len(single)} records with a name of their own; expected {count}")
+            told = f" and {' and '.join(known)} in it" if known else ""
+            raise ConfigError(f"{self.name} has {len(single)} records with a name of their own{told}; expected {count}")
         return self.rng.sample(single, count)
 
     def named(self, key: Any) -> str:
@@ -268,7 +272,8 @@ def shown_value(app: App, rows: Rows, column: Column, value: Any) -> str:
     if column.kind == "flag":
         return "yes" if value else "no"
     if column.kind == "reference":
-        return str(rows[app.table(column.to)][value][app.column(column.to, next(iter(app.entities[column.to].fields)))])
+        name = app.column(column.to, next(iter(app.entities[column.to].fields)))
+        return str(rows[app.table(column.to)].get(value, {}).get(name, value))
     return str(value)
 
 
@@ -300,11 +305,11 @@ def _sum_where(make: _Maker) -> Problem:
 
 
 def _find(make: _Maker) -> Problem:
-    (key,), fields = make.pick(1), make.kind.fields
-    return _value_of(make, key, fields)
+    return _value_of(make, make.kind.fields)
 
 
-def _value_of(make: _Maker, key: Any, fields: Sequence[str]) -> Problem:
+def _value_of(make: _Maker, fields: Sequence[str]) -> Problem:
+    (key,) = make.pick(1, fields)  # an empty value would be no question
     words = " and ".join(one.replace("_", " ") for one in fields)
     how = " Write them with a comma between." if len(fields) > 1 else ""
     answer = ", ".join(make.shown(one, make.value(key, one)) for one in fields)
@@ -314,10 +319,12 @@ def _value_of(make: _Maker, key: Any, fields: Sequence[str]) -> Problem:
 def _find_by(make: _Maker) -> Problem:
     title, by = make.kind.fields
     values = [make.value(key, by) for key in make.rows]
-    single = [key for key in make.pick(1) if values.count(make.value(key, by)) == 1]
-    single = single or [key for key in make.rows if values.count(make.value(key, by)) == 1]
+    telling = [
+        key for key in make.rows if (value := make.value(key, by)) not in (None, "") and values.count(value) == 1
+    ]
+    single = [key for key in make.pick(1, (by,)) if key in telling] or telling
     if not single:  # no value tells a record from the others
-        return _value_of(make, make.pick(1)[0], (by,))
+        return _value_of(make, (by,))
     goal = f"Which {make.label} has the {by.replace('_', ' ')} {make.shown(by, make.value(single[0], by))}?"
     return make.ask(f"{goal} Give its {title}.", make.shown(title, make.value(single[0], title)), single[0])
 
@@ -355,7 +362,8 @@ def make_problem(app: App, rows: Rows, kind: Kind, rng: random.Random) -> Proble
 
 def is_answer(wanted: str, given: str) -> bool:
     """Return whether an answer says what is wanted: case, spaces around and how a number is written do not matter."""
-    parts, others = wanted.split(","), given.strip().rstrip(".").split(",")
+    # people end with a period, and so do names
+    parts, others = (text.strip().rstrip(".").split(",") for text in (wanted, given))
     return len(parts) == len(others) and all(_same(*two) for two in zip(parts, others, strict=True))
 
 
