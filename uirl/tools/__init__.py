@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from uirl.tools.python_runner import PythonTool
     from uirl.tools.registry import ToolRegistry
     from uirl.tools.search import LookupTool, SearchTool
+    from uirl.tools.shell import ShellTool
 
 _HOMES = {
     "uirl.tools.base": "FunctionTool Tool ToolError",
@@ -25,6 +26,7 @@ _HOMES = {
     "uirl.tools.python_runner": "PythonTool",
     "uirl.tools.registry": "ToolRegistry",
     "uirl.tools.search": "LookupTool SearchTool",
+    "uirl.tools.shell": "ShellTool",
 }
 
 __getattr__, __all__ = lazy_exports(__name__, _HOMES)

@@ -1,0 +1,307 @@
+"""A room: files that stay between commands, each of which runs behind walls of its own and leaves no process behind.
+
+Two sandboxes of bubblewrap, one within the other. The outer one holds a small disk in memory and runs nothing of the
+policy. Each command gets an inner one with its own processes: those that the policy started are gone before anything
+else runs on the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import re
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uirl.errors import ConfigError, EnvironmentFailure
+
+NEEDED = ("bwrap", "prlimit", "nsenter", "mount", "tar", "bash")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_OUTPUT_BYTES = 1 << 20
+MOST_FILES, OWN_MB = 50_000, 128
+"""Files of an episode; memory for what is put beside them, as tests are."""
+MOST_PROCESSES = 64
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64")
+_ETC = ("ld.so.cache", "alternatives", "localtime", "ssl", "magic", "mime.types")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_START_SECONDS = 30.0
+_LOOK = 0.1
+_PASSWD = b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+_HOSTS = b"127.0.0.1 localhost room\n"
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended."""
+
+    output: str
+    status: int
+    """Exit status; 128 and the number of a signal."""
+    seconds: float
+    stopped: str | None = None
+    """Which limit stopped it; None: it ended by itself."""
+
+
+class Room:
+    """Files of one episode. Its folders `tops` can be written, all else is the system's and read-only."""
+
+    def __init__(self, tops: Iterable[str], *, memory_mb: int, disk_mb: int) -> None:
+        """Raise ConfigError where programs are missing, EnvironmentFailure where the walls do not stand."""
+        missing = [name for name in NEEDED if shutil.which(name) is None]
+        if missing:
+            raise ConfigError(
+                f"a shell needs {', '.join(missing)}; on Debian: apt-get install bubblewrap util-linux tar"
+            )
+        self._tops = tuple(dict.fromkeys(tops))
+        self._memory = memory_mb << 20
+        number = 20_000 + (os.getpid() * 16 + next(_NUMBERS)) % 40_000
+        # Root inside of a user namespace is root before files: whoever is root takes a user that owns nothing.
+        self._user: dict[str, Any] = {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
+        told, said = os.pipe()
+        command = ["bwrap", "--unshare-all", "--new-session", "--clearenv", "--uid", "0", "--gid", "0"]
+        command += [*_system(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp", "--dir", "/room"]
+        # It ends with its input, which is ours: also where this process is killed.
+        self._holder = subprocess.Popen(
+            [*command, "--info-fd", str(said), "--", "cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(said,),
+            cwd="/",
+            start_new_session=True,
+            **self._user,
+        )
+        os.close(said)
+        try:
+            found = re.search(rb"\d+", _all_told(told))
+            if found is None:
+                raise EnvironmentFailure("the sandbox did not start; does bubblewrap work for this user?")
+            self._inside = int(found[0])
+            self._furnish(disk_mb)
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, files: Mapping[str, Path | bytes | None], folder: str = "tops") -> None:
+        """Write files (path -> a file, a link, a folder, content, or None for a new folder), owned by whoever runs the
+        commands: below / of what they see, or into another folder of the room, which they only see with `also`."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path, source in files.items():
+                name = f"{folder}/{path}".strip("/")
+                entry = archive.gettarinfo(str(source), name) if isinstance(source, Path) else tarfile.TarInfo(name)
+                if source is None:
+                    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                entry.uid = entry.gid = 0
+                entry.uname = entry.gname = ""
+                entry.mode = 0o644 if isinstance(source, bytes) else entry.mode | (0o700 if entry.isdir() else 0o600)
+                if isinstance(source, bytes):
+                    entry.size = len(source)
+                    archive.addfile(entry, io.BytesIO(source))
+                elif isinstance(source, Path) and entry.isreg():
+                    with source.open("rb") as opened:
+                        archive.addfile(entry, opened)
+                else:
+                    archive.addfile(entry)
+        self._outside("tar", "-x", "-C", "/room", "--no-same-owner", input=packed.getvalue())
+
+    def run(
+        self,
+        script: str,
+        seconds: float,
+        *,
+        folder: str = "/",
+        environment: Mapping[str, str] | None = None,
+        also: Mapping[str, str] | None = None,
+    ) -> Ran:
+        """Run a script of bash and return what it printed. Afterwards none of its processes is left.
+
+        `also`: path inside -> folder of the room that is shown there too. Raises EnvironmentFailure where the sandbox
+        itself is gone; nothing within it can bring that about.
+        """
+        command = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+        command += ["--clearenv", "--cap-drop", "ALL", "--uid", "0", "--gid", "0", "--hostname", "room"]
+        command += ["--proc", "/proc", "--dir", "/dev", "--ro-bind", "/room/own/etc", "/etc", *_system()]
+        for name in _DEVICES:
+            command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        for inside, link in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+            command += ["--symlink", f"/proc/self/fd{link}", f"/dev/{inside}"]
+        command += ["--bind", "/room/tops/tmp", "/dev/shm"]
+        for inside, source in {**{f"/{top}": f"tops/{top}" for top in self._tops}, **(also or {})}.items():
+            command += ["--bind", f"/room/{source}", inside]
+        known = {"HOME": "/root", "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "PATH": PATH, **(environment or {})}
+        for name, value in known.items():
+            command += ["--setenv", name, value]
+        told, begins = os.pipe()
+        command += ["--remount-ro", "/", "--chdir", "/", "--json-status-fd", str(begins), "--"]
+        limits = [f"--nproc={MOST_PROCESSES}", f"--data={self._memory}", f"--fsize={self._memory}", "--core=0"]
+        enter = 'cd -- "$1" 2>/dev/null; eval "$2"'
+        command += ["prlimit", *limits, "bash", "-c", enter, "bash", folder, script]
+        started = time.monotonic()
+        with open(told, "rb", buffering=0) as said:
+            try:
+                process: subprocess.Popen[bytes] = subprocess.Popen(
+                    [*self._enter(), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(begins,),
+                    cwd="/",
+                    start_new_session=True,
+                    **self._user,
+                )
+            finally:
+                os.close(begins)
+            try:
+                output, stopped = self._watch(process, started + seconds)
+            finally:
+                _kill(process)
+            if b"child-pid" not in (said.read(1000) or b""):
+                words = output[-300:].decode(errors="replace")
+                raise EnvironmentFailure(f"the sandbox of the shell is gone, or does not start: {words}")
+        return Ran(output.decode(errors="replace"), process.returncode, time.monotonic() - started, stopped)
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """Return a file of the room, at most `limit` bytes; None: there is none, or it is no plain file."""
+        try:
+            file = os.open(f"/proc/{self._inside_cat()}/root/room/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with os.fdopen(file, "rb") as opened:
+            return opened.read(limit) if stat.S_ISREG(os.fstat(file).st_mode) else None
+
+    def close(self) -> None:
+        """End every process and free the files. Twice is fine."""
+        for process in [*_tree(self._holder.pid)][::-1]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        if self._holder.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._holder.stdin.close()
+        self._holder.wait()
+
+    def _furnish(self, disk_mb: int) -> None:
+        # Two disks: what the policy fills leaves room for what is put in at the end.
+        script = (
+            "mount -t tmpfs -o mode=755,$1 room /room && mkdir /room/own && mount -t tmpfs -o mode=755,$2 own /room/own"
+        )
+        sizes = (f"size={disk_mb}m,nr_inodes={MOST_FILES}", f"size={OWN_MB}m,nr_inodes={MOST_FILES}")
+        self._outside("sh", "-c", script, "sh", *sizes)
+        etc: dict[str, Path | bytes | None] = {"passwd": _PASSWD, "group": b"root:x:0:\n", "hosts": _HOSTS}
+        for name in _ETC:  # where they are mounted, in a folder that is read-only by then
+            if (path := Path("/etc") / name).exists():
+                etc[name] = None if path.is_dir() else b""
+        self.put({f"own/etc/{name}": content for name, content in etc.items()}, "")
+        self.put(dict.fromkeys(self._tops))
+
+    def _enter(self) -> list[str]:
+        spaces = ("--user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
+        return ["nsenter", f"--target={self._inside_cat()}", *spaces, "--preserve-credentials"]
+
+    def _inside_cat(self) -> int:
+        """Return the process that stands in the outer sandbox."""
+        end = time.monotonic() + _START_SECONDS
+        while self._holder.poll() is None and time.monotonic() < end:
+            for process in _tree(self._inside):
+                if process != self._inside:
+                    return process
+            time.sleep(0.005)
+        raise EnvironmentFailure("the sandbox of the shell is gone; did somebody end it, or had the machine no memory?")
+
+    def _outside(self, *command: str, input: bytes = b"") -> None:
+        """Run a command of ours in the outer sandbox, before or after those of the policy."""
+        done = subprocess.run(
+            [*self._enter(), *command],
+            input=input,
+            capture_output=True,
+            check=False,
+            cwd="/",
+            env={"PATH": PATH},
+            timeout=_START_SECONDS,
+            **self._user,
+        )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace")[-300:]
+            raise EnvironmentFailure(f"{command[0]} in the sandbox: {said.strip()}; is disk_mb too small?")
+
+    def _watch(self, process: subprocess.Popen[bytes], end: float) -> tuple[bytes, str | None]:
+        """Return what the process writes until it ends or breaks a limit, and which limit that was."""
+        assert process.stdout is not None
+        output, pipe = bytearray(), process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
+        look = time.monotonic() + _LOOK
+        while True:
+            if waiting.poll(max(0.0, min(look, end) - time.monotonic()) * 1000):
+                piece = os.read(pipe, 1 << 16)
+                output += piece
+                if not piece:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, end - time.monotonic()))
+                    return bytes(output), None if process.poll() is not None else "stopped: its time was over"
+            if len(output) > MAX_OUTPUT_BYTES:
+                return bytes(output[:MAX_OUTPUT_BYTES]), f"stopped: more than {MAX_OUTPUT_BYTES} bytes of output"
+            now = time.monotonic()
+            if now >= end:
+                return bytes(output), "stopped: its time was over"
+            if now >= look:
+                look = now + _LOOK
+                if sum(map(_resident, _tree(process.pid))) > self._memory:
+                    return bytes(output), f"stopped: more than {self._memory >> 20} MB of memory"
+
+
+def _system() -> Sequence[str]:
+    shown = ["--ro-bind", "/usr", "/usr"]
+    for path in (*(f"/{name}" for name in _SYSTEM), *(f"/etc/{name}" for name in _ETC)):
+        shown += ["--ro-bind-try", path, path]
+    return shown
+
+
+def _tree(process: int) -> Iterator[int]:
+    """Yield a process and all that come from it."""
+    yield process
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                for child in Path(f"/proc/{process}/task/{thread}/children").read_text().split():
+                    yield from _tree(int(child))
+
+
+def _all_told(pipe: int) -> bytes:
+    """Return what bubblewrap says of itself, all of it: it ends where nobody reads on."""
+    text = b""
+    with open(pipe, "rb", buffering=0) as answers:
+        while b"}" not in text:
+            ready = select.select([answers], [], [], _START_SECONDS)[0]
+            piece = answers.read(1000) if ready else b""
+            if not piece:
+                break
+            text += piece
+    return text
+
+
+def _resident(process: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    for inside in [*_tree(process.pid)][::-1]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(inside, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
