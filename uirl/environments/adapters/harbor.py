@@ -137,7 +137,7 @@ class HarborEnvironment(ToolEnvironment, ConfigurableEnvironment):
         self._recipe, self._ended, self._shown, self._turns = self._recipes[id], False, False, 0
         await asyncio.to_thread(self._require_reward)
         self._shell = await asyncio.to_thread(self._built, self._recipe)
-        self._results, self._question = [], self._recipe.instruction
+        self._results, self._question, self._lowest = [], self._recipe.instruction, 0.0
         self.registry = self._running = ToolRegistry([self._shell])
         return Observation(self._recipe.instruction)
 
