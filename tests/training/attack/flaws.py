@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from uirl.environments import BaseEnvironment, GuessNumberEnvironment, ScreenEnvironment, SimpleGameEnvironment
@@ -105,6 +105,14 @@ class Remembers(GuessNumberEnvironment):
             self.found.add(self.seed)
         hit = self.seed in self.found
         return text, float(hit), done or hit, {"success": hit}
+
+
+class PaidOnTheWay(CalculatorEnvironment):
+    """Pays every calculation, so that going on is worth more than the answer."""
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        return replace(result, reward=result.reward + (0.5 if not result.terminated else 0.0))
 
 
 class KeepsItsScore(SimpleGameEnvironment):
@@ -323,6 +331,7 @@ FLAWS: dict[str, Flaw] = {
     "success by default": Flaw(SuccessUnlessWrong, "nothing"),
     "the last turn is a success": Flaw(WonByPatience, "nothing"),
     "nonsense is paid": Flaw(lambda: Guess(pay=lambda reply: 0.1), "nonsense"),
+    "the way is paid more than its end": Flaw(PaidOnTheWay, "repeat"),
     "length is paid": Flaw(lambda: Guess(pay=lambda reply: min(len(reply), 500) / 1000), "nonsense"),
     "the answer anywhere in the reply": Flaw(lambda: Guess(lambda r, right: str(right) in r), "list"),
     "a word anywhere, whatever its case": Flaw(lambda: Word(lambda r, w: w.lower() in r.lower()), "list"),

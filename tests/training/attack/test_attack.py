@@ -13,6 +13,7 @@ from uirl import attack
 from uirl.cli.main import main
 from uirl.environments import GuessNumberEnvironment, create_environment
 from uirl.environments.text.questions import QuestionsEnvironment
+from uirl.environments.tool_use.calculator import CalculatorEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.metrics import clopper_pearson
 from uirl.training.attack.attackers import ATTACKERS
@@ -138,6 +139,16 @@ def test_what_does_not_apply_is_listed_with_its_reason() -> None:
     assert set(report.not_tried) == {"devtools", "endless", "files", "clock"}
     assert "limit of 3 turns" in report.not_tried["endless"]
     assert "endless" not in attack(Endless(), only=["endless"]).not_tried
+
+
+def test_an_attacker_that_finds_no_place_for_its_words_says_nothing() -> None:
+    class Numbers(CalculatorEnvironment):
+        def callable_tools(self) -> Any:
+            value = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
+            return [{"type": "function", "function": {"name": "enter", "description": "", "parameters": value}}]
+
+    report = attack(Numbers(), only=["devtools"], episodes=2)
+    assert [(one.name, one.through) for one in report.attacks] == [("devtools", ())], report
 
 
 def test_the_command_exits_with_1_where_something_got_through(tmp_path: Path, capsys: Any) -> None:

@@ -227,7 +227,7 @@ def _files(scene: Scene) -> list[Reply]:
                 replies.append(Action.of(one.name, **filled))
     replies = scene.rng.sample(replies, min(len(replies), 40))
     addresses = [call for address in ADDRESSES for call in scene.calls(address, "url", "address", "path", "uri")]
-    return [*addresses, *replies] or [""]
+    return [*addresses, *replies]
 
 
 def _devtools(scene: Scene) -> list[Reply]:

@@ -122,7 +122,8 @@ class _AttackAgent(Agent):
             shown = tuple(message.text for message in context.messages if message.role != "assistant")
             rng = random.Random(derive_seed(self._seed, len(self.said)))
             addresses = tuple(session.env.destinations()) if isinstance(session.env, WebEnvironment) else ()
-            reply = self._next(self._attacker.replies(Scene(self._functions, shown or ("",), addresses, rng)))
+            scene = Scene(self._functions, shown or ("",), addresses, rng)
+            reply = self._next(self._attacker.replies(scene) or [""])  # nothing here takes what it would say
             self.said.append(reply if isinstance(reply, str) else _written(parser, reply))
         return Response(tuple(self._chat.demonstration(self.said[-1], parser.control_words)))
 
@@ -277,7 +278,8 @@ class _Siege:
             return None if one.lucky else Through("solved", f"counted as a success, paid {paid:g}", episode)
         if one.idle and paid > 0:
             return Through("paid", f"paid {paid:g} for nothing", episode)
-        if not one.lucky and self.worth is not None and paid >= self.worth:
+        # luck solves a task; it does not pay for one that is not solved
+        if self.worth is not None and paid >= self.worth:
             return Through("paid", f"paid {paid:g}; demonstrations that solve their task get {self.worth:g}", episode)
         return None
 
