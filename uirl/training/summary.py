@@ -48,7 +48,7 @@ def summary_of(
         "best": None if state.best is None else state.best | {"evaluations": state.evaluations},
         "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
         "warm_start": state.warm,
-        **({"members": _members(state, after)} if after.members else {}),
+        **({"members": members_of(state.members_before, after)} if after.members else {}),
         "excluded": {"training": state.tally.report(), "before": before.report(), "after": after.tally.report()},
         "ledger": state.ledger.report(),
         "stopped_because": reason,
@@ -104,11 +104,11 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     warn_of_excluded({"training": training, **before, "the last evaluation": after.tally})
 
 
-def _members(state: RunState, after: EvaluationReport) -> dict[str, dict[str, Any]]:
+def members_of(before: Mapping[str, Mapping[str, Any]], after: EvaluationReport) -> dict[str, dict[str, Any]]:
     """Return environment of a mixture -> its success before and after, and how often it was judged after."""
     return {
         name: {
-            "success_before": state.members_before.get(name, {}).get("success"),
+            "success_before": before.get(name, {}).get("success"),
             "success_after": row["success"],
             "judged_after": row["judged"],
         }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.training.audit import tampering
 from tests.training.test_loop import settings, train
 from uirl import ConfigStore
 from uirl.cli.main import main
+from uirl.environments import GuessNumberEnvironment
 from uirl.training.audit import audit
 
 
@@ -98,6 +101,42 @@ def tampered(run: Path, folder: Path, rng: random.Random) -> list[str]:
 
 
 TRIED: list[str] = []
+
+
+class Meets(GuessNumberEnvironment):
+    """Waits for another episode, as a game of the policy against itself does."""
+
+    alone: ClassVar[bool] = False
+
+    async def reset(self, *, seed: int | None = None) -> str:  # type: ignore[override]
+        while self.alone:
+            await asyncio.sleep(0.05)
+        return super().reset(seed=seed)
+
+
+def test_an_episode_that_waits_for_another_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = learning(tmp_path)
+    config.environment.name = f"{__name__}:Meets"
+    config.environment.reset_timeout = 0.5
+    train(config, 1)
+    monkeypatch.setattr(Meets, "alone", True)
+    report = audit(tmp_path / "run", share=1.0)
+    assert not report.problems, report
+    assert [what for what in report.unseen if what.startswith("replays of")]
+
+
+def test_the_success_of_a_member_is_made_again(tmp_path: Path) -> None:
+    config = learning(tmp_path)
+    members = [{"name": "guess_number", "label": name, "options": {"n": n}} for name, n in (("few", 3), ("many", 9))]
+    config.environment.name, config.environment.options = "mixture", {"members": members}
+    config.checkpoint.save_interval = 1
+    train(config, 1)
+    assert not audit(tmp_path / "run").problems
+    file = tmp_path / "run" / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["members"]["few"]["success_after"] = 0.987
+    file.write_text(json.dumps(summary))
+    assert ["summary, members" in one for one in audit(tmp_path / "run").problems] == [True]
 
 
 def test_what_is_changed_is_found(run: Path, tmp_path: Path) -> None:

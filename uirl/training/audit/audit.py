@@ -43,6 +43,7 @@ from uirl.training.record.ledger import LEDGER
 from uirl.training.record.record import row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoints_of
+from uirl.training.summary import members_of
 from uirl.training.tasks.sources import UniformTasks
 from uirl.training.tasks.task_sets import stored_tasks, task_sets
 from uirl.types import Trajectory
@@ -139,9 +140,16 @@ class _Audit:
             options = options_of(config.turn_limit, config.rollout, config.inference, self.reward_fn)
             judged = config.verification.enabled and self.reward_fn is None
             temperatures = (None, config.training.eval_temperature)
+            waits = config.environment.step_timeout or 60.0, config.environment.reset_timeout or 120.0
             looks = {
                 split: EpisodeAudit(
-                    self.report, one, loaded, options, sampling_of(config.inference, temperature), judged=judged
+                    self.report,
+                    one,
+                    loaded,
+                    options,
+                    sampling_of(config.inference, temperature),
+                    judged=judged,
+                    waits=waits,
                 )
                 for split, one, temperature in zip(("train", "eval"), environments, temperatures, strict=True)
             }
@@ -335,7 +343,7 @@ class _Audit:
             again["trained"] = None
         if before is not None:
             again |= {"before": before.tally.to_dict(), "reward_before": before.reward}
-            again["interval_before"] = before.interval
+            again |= {"interval_before": before.interval, "members_before": before.members}
         evaluated = [e for e in (self.evaluations.get(f"eval@{n}") for n in range(1, step + 1)) if e is not None]
         again |= {"held_out": evaluated[-1].success if evaluated else None, "evaluations": len(evaluated)}
         trained = again.pop("trained", 0)
@@ -398,6 +406,8 @@ class _Audit:
         if after is not None:
             again["evaluated"] = {"episodes": after.episodes, "instances": after.instances}
             again["held_out"] = None if after.held_out is None else after.held_out.to_dict()
+            members = members_of({} if before is None else before.members, after)
+            again["members"] = members or None  # only a mixture has them
             again |= {"success_after_corrected": after.corrected, "controls_metric": after.measured_by}
         if not self.config.actors.run_ahead:
             again["episodes"] = self.state.episodes

@@ -39,11 +39,15 @@ class EpisodeAudit:
         sampling: SamplingParams,
         *,
         judged: bool,
+        waits: tuple[float, float],
     ) -> None:
-        """Prepare it; `sampling`: of its episodes. `judged`: somebody who is not asked again gave their rewards."""
+        """Prepare it; `sampling`: of its episodes. `judged`: somebody who is not asked again gave their rewards.
+        `waits`: seconds that a step and a reset take at most."""
         self._report, self.environment, self._options = report, environment, options
         self._chat, self._ends = chat_for(loaded, environment), set(loaded.end_ids)
-        self._sampling, self._judged = sampling, judged
+        self._sampling, self._judged, self._waits = sampling, judged, waits
+        self._not_alone: set[str] = set()
+        """Tasks whose episodes wait for another one, as where a policy plays itself."""
         self._parser = create_parser(environment.action_format).for_tools(environment.callable_tools())
         prefix = options.system_prompt
         self._prefix = environment.get_prompt_prefix() if prefix is None else prefix
@@ -100,10 +104,12 @@ class EpisodeAudit:
 
     async def replay(self, one: Trajectory) -> None:
         """Play an episode again, reply for reply, and compare everything but what clocks say."""
+        if one.task.id in self._not_alone:
+            return
         limits = EpisodeLimits(len(one.turns) if one.stop_reason in CUT else self._options.limits.max_turns)
         options = replace(self._options, limits=limits)
         spec = EpisodeSpec(one.task, one.seed, None, one.id, one.group_id, one.level)
-        session = EnvironmentSession(self.environment.spawn())
+        session = EnvironmentSession(self.environment.spawn(), *self._waits)
         agent = ReplayAgent(one.turns, _NoMore())
         parser = create_parser(self.environment.action_format)
         try:
@@ -111,6 +117,12 @@ class EpisodeAudit:
         finally:
             if not session.broken:
                 await session.close()
+        if again.failure is not None and again.failure.kind == "timeout":
+            self._not_alone.add(one.task.id)
+            self._report.unseen[f"replays of {one.task.id}"] = (
+                f"alone, an episode does not go on: {again.failure.message}"
+            )
+            return
         stored, played = (_timeless(episode, one.stop_reason) for episode in (one, as_stored(again)))
         if self._judged:
             stored, played = ([turn | {"reward": 0.0} for turn in turns] for turns in (stored, played))
