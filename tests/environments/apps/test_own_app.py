@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import yaml
 
 from tests.environments.apps.notes.notes import make_store
+from tests.patience import PATIENCE
 from uirl.cli.main import main
 from uirl.environments.apps import introspect
 from uirl.environments.apps.environment import AppsEnvironment
@@ -57,6 +62,45 @@ def test_a_store_says_which_records_and_fields_there_are(store: Path) -> None:
     }
     assert found["own"] == {"log": [], "note": ["touched"]}
     assert found["entities"]["mine.note"]["fields"]["tag"]["column"] == "tag_id"
+
+
+KILLED = """
+import asyncio, os, sys
+from uirl.environments.apps.environment import AppsEnvironment
+from uirl.environments.session import EnvironmentSession
+
+async def play():
+    env = AppsEnvironment(app=sys.argv[1], split="all")
+    await EnvironmentSession(env).reset(env.tasks()[0], 1)
+    print(env._session.folder, flush=True)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(play())
+"""
+
+
+def processes_of(folder: str) -> list[str]:
+    """Return the command lines of all processes that name a folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace") if process.name.isdigit() else ""
+            found += [words] if folder in words else []
+    return found
+
+
+def test_no_server_outlives_a_run_that_is_killed(store: Path, tmp_path: Path) -> None:
+    words = ["apps", "add", COMMAND, "--store", str(store), "--into", str(tmp_path / "app"), "--shown", str(NOTES)]
+    assert main(words) == 0
+    with (tmp_path / "said").open("w+") as said:  # a pipe would be held open by what is left
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "app")], stdout=said, check=False)
+        said.seek(0)
+        folder = said.read().strip()
+    assert folder
+    end = time.monotonic() + PATIENCE
+    while left := processes_of(str(Path(folder).parent)):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
 
 
 def test_a_store_that_makes_no_tasks_is_refused(tmp_path: Path) -> None:

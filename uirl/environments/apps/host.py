@@ -82,13 +82,15 @@ class Dispatcher:
         while True:
             ready, _, _ = select.select([0, self.listener, *self.heads], [], [], 1.0)
             if 0 in ready and not os.read(0, 1):
-                return
+                break
             if self.listener in ready:
                 connection, _ = self.listener.accept()
                 self.heads[connection] = time.monotonic(), bytearray()
             for connection in [one for one in ready if one in self.heads]:
                 self._read(connection)
             self._tidy()
+        for name in list(self.sessions):  # a server of a session would keep the walls up
+            self._end(name)
 
     def _read(self, connection: socket.socket) -> None:
         head = self.heads[connection][1]
