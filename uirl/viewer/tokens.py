@@ -91,7 +91,8 @@ def coordinates_of(turn: Turn, words: Sequence[str] | None) -> list[Coordinate]:
 
     A number counts where it has the value of the coordinate and stands behind its name (`"x":`, `<parameter=x>`); a
     pair where its numbers stand beside each other behind its name (`"coordinate": [`) or, where they never do, behind
-    none. The last such place in the reply counts: the call ends it.
+    none; so do numbers whose names are nowhere (`click(123, 45)`). The last such place in the reply counts: the call
+    ends it.
     """
     if words is None or len(turn.rollout_log_probs) != len(turn.response_ids):
         return []
@@ -122,10 +123,19 @@ def _spans(text: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, flo
             if pair is not None:
                 found += [("y", y, pair[1]), ("x", x, pair[0])]
                 end = pair[0][0]
-        for name, axis, value in reversed(numbers_written(arguments)):
-            behind = [one for one in numbers if _equals(one, value) and _is_named(text, one.start(), name)]
-            if behind:
-                found.append((axis, value, behind[-1].span()))
+        written = numbers_written(arguments)
+        named = {
+            name: [one for one in numbers if _equals(one, value) and _is_named(text, one.start(), name)]
+            for name, _, value in written
+        }
+        for name, axis, value in reversed(written):
+            if named[name]:
+                found.append((axis, value, named[name][-1].span()))
+        for (x, _, left), (y, _, top) in reversed([*zip(written[::2], written[1::2], strict=False)]):
+            pair = None if named[x] or named[y] else _last_pair(text, numbers, "coordinate", (left, top), end)
+            if pair is not None:
+                found += [("y", top, pair[1]), ("x", left, pair[0])]
+                end = pair[0][0]
     return found[::-1]
 
 

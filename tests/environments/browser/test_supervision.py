@@ -59,15 +59,16 @@ COUNT, HANG, ASK, OPEN, STAY, LEAVE, NAG, SURE, AWAY, CLOSE = (button(number) fo
 
 def processes() -> dict[int, int]:
     """The processes of browsers that were started under this one, with their process groups."""
-    rows = subprocess.run(["ps", "-eo", "pid,ppid,pgid,stat"], capture_output=True, text=True, check=True).stdout
+    rows = subprocess.run(["ps", "-eo", "pid,ppid,pgid,stat,args"], capture_output=True, text=True, check=True).stdout
     listed = {int(row.split()[0]): row.split() for row in rows.splitlines()[1:]}
     found = {}
-    for pid, (_, _, group, state) in listed.items():
+    for pid, (_, _, group, state, *command) in listed.items():
         ancestor = pid
         while ancestor in listed and ancestor != os.getpid():
             ancestor = int(listed[ancestor][1])
         # What Python starts for itself stays in its own group.
-        if ancestor == os.getpid() and int(group) != os.getpgrp() and "Z" not in state:
+        browser = "chrom" in " ".join(command) and "Z" not in state
+        if ancestor == os.getpid() and int(group) != os.getpgrp() and browser:
             found[pid] = int(group)
     return found
 

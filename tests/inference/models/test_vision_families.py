@@ -82,7 +82,7 @@ async def play(loaded: LoadedModel, number: int, engine: TransformersInferenceEn
         request = GenerationRequest(tuple(ids), shown, sampling, session_id=f"user {number}" if session else None)
         reply = await engine.generate(request)
         assert reply.log_probs is not None
-        assert not session or (reply.cached_tokens > 0) == (turn > 0)
+        assert not (session and turn) or reply.cached_tokens > 0
         ids, mask = ids + list(reply.token_ids), mask + [True] * len(reply.token_ids)
         log_probs += reply.log_probs
     hashes = tuple(image.hash for image in shown)
