@@ -109,7 +109,9 @@ def in_record(run: Path, rng: random.Random, taken: set[str]) -> Change | None:
     learned = base.execute("SELECT log_probs FROM learned WHERE trajectory = ?", (number,)).fetchone()
     if where == "log_probs" and (learned is None or learned[0] is None):
         return None  # of an episode of a dead group no figure depends on them
-    return f"{column} of {id}", names(f"episode {id}", f"update {step},", f"update {step} cannot")
+    # where the row of this update has another step as well, that is what is told of the update
+    told = names(f"episode {id}", f"update {step},", f"update {step} cannot", "metrics.jsonl, its steps")
+    return f"{column} of {id}", told
 
 
 def _in_json(

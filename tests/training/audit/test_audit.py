@@ -151,7 +151,7 @@ def test_a_thousand_changes_are_found(run: Path, tmp_path: Path) -> None:
     while len(TRIED) < 1000:
         missed += tampered(run, tmp_path, random.Random(seed))
         seed += 1
-    assert len(missed) <= 3, missed  # of several changes of one run one may hide another
+    assert not missed
 
 
 def test_a_picture_and_a_row_that_are_gone_are_found(run: Path, tmp_path: Path) -> None:
