@@ -342,12 +342,13 @@ async def test_a_browser_that_stops_answering_is_replaced() -> None:
     env, other = Trouble(), Trouble()
     await asyncio.gather(env.reset(seed=1), other.reset(seed=1))
     browser = Chromium.shared()
-    browser.timeout = 0.5
+    usual, browser.timeout = browser.timeout, 0.5
     group = browser.pid
     assert group is not None
     os.killpg(group, signal.SIGSTOP)
     with pytest.raises(EpisodeTimeout):
         await env.step(COUNT)
+    browser.timeout = usual
     assert await solves(env)
     assert await solves(other)
     assert browser.starts == 2
