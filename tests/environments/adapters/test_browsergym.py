@@ -32,7 +32,6 @@ def colours(one_browser: None) -> Iterator[BrowserGymEnvironment]:
 
 def wanted_place(env: BrowserGymEnvironment) -> tuple[int, int]:
     action = env._episode.env.expert_action()
-    assert action is not None
     return action.tool_calls[0].arguments["x"], action.tool_calls[0].arguments["y"]
 
 
@@ -185,7 +184,6 @@ def test_a_browser_that_dies_is_a_failure_and_not_a_reward(colours: BrowserGymEn
 
     async def kill() -> None:
         pid = Chromium.shared().pid
-        assert pid is not None
         os.killpg(pid, signal.SIGKILL)
 
     colours._thread.run(kill())

@@ -63,7 +63,6 @@ def test_a_walk_over_the_lake_in_words() -> None:
     env = create_environment(
         "gymnasium", {"env": LAKE, "view": "ansi", "action_names": MOVES, "make_options": STILL, "success_return": 1.0}
     )
-    assert isinstance(env, GymnasiumEnvironment)
     first, _ = env.reset(seed=0)
     assert first.text == "[S]FFF\nFHFH\nFFFH\nHFFG"
     assert env.get_prompt_prefix() == "You control an environment. Answer with one of: left, down, right, up."

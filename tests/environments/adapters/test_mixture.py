@@ -72,7 +72,6 @@ class Styled(Slow):
 
 def mixture(*members: Any) -> MixtureEnvironment:
     made = create_environment("mixture", {"members": list(members or MEMBERS)})
-    assert isinstance(made, MixtureEnvironment)
     return made
 
 
@@ -210,7 +209,6 @@ def test_a_control_of_a_member_plays_all_episodes() -> None:
     controls = world.controls()
     assert controls.keys() == {"errands/no_tools", "narrow/constant_guess"}
     unplugged = controls["errands/no_tools"]
-    assert isinstance(unplugged, MixtureEnvironment)
 
     async def tools() -> list[Any]:
         session = EnvironmentSession(unplugged.spawn())
@@ -224,7 +222,6 @@ def test_a_control_of_a_member_plays_all_episodes() -> None:
 
     assert asyncio.run(tools()) == [False, False]
     constant = controls["narrow/constant_guess"]
-    assert isinstance(constant, MixtureEnvironment)
     replies = ("1", "2", "3")
     results = {scripted_success(constant, lambda turn, r=reply: Action(text=r), episodes=20) for reply in replies}
     assert len(results) == 1, "whatever the policy says"
@@ -251,7 +248,6 @@ def test_a_run_says_the_success_of_each_and_continues_to_the_digit(
             trainer = RayPPOTrainer(config)
             summary = trainer.fit()
             trainer.cleanup()
-        assert trainer.run_path is not None
         rows = [{k: v for k, v in row.items() if k != "epoch"} for row in digits(trainer.run_path / "metrics.jsonl")]
         with TrajectoryStore(trainer.run_path / "trajectories.sqlite", read_only=True) as store:
             played = [(t.id, t.task.id, t.seed) for t in sorted(store, key=lambda t: t.id) if t.id.startswith("train")]
@@ -269,7 +265,6 @@ def test_a_run_says_the_success_of_each_and_continues_to_the_digit(
     if curriculum:
         assert summary["curriculum"]["draws"] == 16
         assert sum(rows[-1][f"curriculum/letters.{level}/tasks"] for level in summary_levels(rows[-1])) == 7
-    assert trainer.run_path is not None
     report = measure(trainer.run_path, episodes=12)
     assert {name: row["episodes"] for name, row in report.members.items()} == {"errands": 4, "letters": 5, "narrow": 3}
     assert {name: report.row()[f"eval/success/{name}"] for name in members} == {
@@ -291,7 +286,6 @@ def test_a_warm_start_learns_from_all_and_examples_have_the_prompt_of_their_memb
     trainer = RayPPOTrainer(config)
     trainer.fit()
     trainer.cleanup()
-    assert trainer.run_path is not None
     world = mixture(*MEMBERS[:2])
     with TrajectoryStore(trainer.run_path / "trajectories.sqlite", read_only=True) as store:
         file = tmp_path / "examples.jsonl"

@@ -226,7 +226,6 @@ def test_a_policy_learns_from_both_sides(tmp_path: Path) -> None:
     summary = trainer.fit()
     trainer.cleanup()
     assert summary["excluded"]["training"]["excluded"] == {}
-    assert trainer.run_path is not None
     with TrajectoryStore(trainer.run_path / "trajectories.sqlite", read_only=True) as store:
         groups = Counter[str]()
         for episode in store:

@@ -49,7 +49,6 @@ def test_a_command_is_read_however_it_is_written() -> None:
     for seed in range(3):
         env.reset(seed=seed)
         command = env.expert_action()
-        assert command is not None
         *_, info = env.step(f"  {command.upper()}\n")
         assert "mistake" not in info
 

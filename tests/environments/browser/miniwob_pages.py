@@ -24,11 +24,9 @@ async def solve(env: MiniWobEnvironment, seed: int) -> StepResult:
     """What the demonstrator's one click on the instance of `seed` gives."""
     await env.reset(seed=seed)
     action = env.expert_action()
-    assert action is not None
     return await env.step(action)
 
 
 async def contexts(browser: Chromium) -> int:
     """How many contexts the browser has: one for each page that is open."""
-    assert browser._session is not None
     return len((await browser._session.send("Target.getBrowserContexts"))["browserContextIds"])

@@ -73,8 +73,6 @@ async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(100, 100)
     first, driver = browser.pid, process._drivers[asyncio.get_running_loop()].process
-    assert first is not None
-    assert driver is not None
     waiting = asyncio.create_task(page.evaluate("new Promise(() => {})"))
     await asyncio.sleep(0.05)
     driver.kill()
@@ -88,7 +86,6 @@ async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:
 async def test_processes_of_pages_may_not_fill_the_machine_and_the_browser_itself_has_no_such_limit() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(200, 200)
-    assert browser.pid is not None
     limits: dict[bool, set[str]] = {True: set(), False: set()}
     for pid in running(browser.pid):
         arguments = Path(f"/proc/{pid}/cmdline").read_text()
@@ -115,7 +112,6 @@ async def test_pages_share_one_process_and_close_leaves_nothing_of_it() -> None:
     assert await contexts(browser) == 0
     await browser.new_page(100, 100)
     group = browser.pid
-    assert group is not None
     profile = profile_of(group)
     assert profile.is_dir()
     assert len(running(group)) >= 3
@@ -161,7 +157,6 @@ async def test_no_process_of_the_browser_listens() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(100, 100)
     assert await page.evaluate("1 + 1") == 2
-    assert browser.pid is not None
     with socket.socket() as control:  # one that is found
         control.bind(("127.0.0.1", 0))
         control.listen()
@@ -185,7 +180,6 @@ async def start_shared() -> int:
     """The process group of this event loop's browser, with a page open."""
     await Chromium.shared().new_page(100, 100)
     group = Chromium.shared().pid
-    assert group is not None
     return group
 
 
@@ -220,7 +214,6 @@ def test_the_browser_ends_with_its_process(how: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
     group = int(child.stdout.readline())
     profile = profile_of(group)
     assert profile.is_dir()

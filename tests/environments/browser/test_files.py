@@ -83,7 +83,6 @@ async def test_the_next_episode_begins_without_the_dialog_and_what_was_held() ->
     await env.step(ASK)
     await env.reset(seed=1)
     assert env._page is page
-    assert page is not None
     assert (page.held, page._pressed, page.shown.dialog) == ([], set(), None)
     assert (await env.step(Action.of("click", x=20, y=80))).observation.info["success"] is True
     await env.close()
@@ -99,7 +98,6 @@ async def test_files_are_chosen_by_name_from_those_of_the_task() -> None:
     for name in ("/etc/passwd", "../mine.txt", "other.txt"):
         wrong = await env.step(Action.of("upload", files=name))
         assert wrong.observation.info["mistake"] == f"there is no file {name!r}; expected of: mine.txt, yours.txt"
-    assert env._page is not None
     await env._page.evaluate("void (document.querySelector('input').multiple = false)")
     await env.step(ASK)
     wrong = await env.step(Action.of("upload", files=["mine.txt", "yours.txt"]))
@@ -180,7 +178,6 @@ async def test_a_download_that_goes_on_is_waited_for_once(monkeypatch: pytest.Mo
         await env.reset(seed=1)
         monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": 0.3})
         await told(env, "a download is still under way", await env.step(ASK))
-        assert env._page is not None
         assert not env._page.files.busy
         assert (await env.step(Action.of("wait", seconds=0))).observation.text == ""
         let_go.set()
@@ -206,7 +203,6 @@ async def test_a_download_that_is_not_wanted_too_large_or_one_too_many_is_refuse
     monkeypatch.setattr(files, "LARGEST_DOWNLOAD", 1)
     await env.reset(seed=1)
     page = env._page
-    assert page is not None
     await page.evaluate("void (document.links[0].href = URL.createObjectURL(new Blob(['x'.repeat(2**22)])))")
     await told(env, "a download was ended: report.csv", await env.step(ASK))
     assert dict(env.downloads) == {}

@@ -94,7 +94,6 @@ async def test_a_page_of_many_frames_is_looked_into_as_far_as_it_is_sensible(mon
     monkeypatch.setattr(acting, "MAX_FRAMES", 3)
     env = FeaturePage("below.html", marks=True, tree=500)
     await env.reset(seed=1)
-    assert env._page is not None
     await env._page.evaluate("""void (() => {
       for (let i = 0; i < 5; i++) {
         const frame = document.createElement('iframe');
@@ -113,7 +112,6 @@ async def test_a_page_of_many_frames_is_looked_into_as_far_as_it_is_sensible(mon
 async def test_a_click_on_what_has_gone_since_is_told() -> None:
     env = FeaturePage("below.html", marks=True, tree=500)
     await env.reset(seed=1)
-    assert env._page is not None
     await env._page.evaluate("void document.querySelector('button').remove()")
     result = await env.step(Action.of("click", mark=1))
     assert result.observation.text.startswith("mark 1: it is not drawn on the page")
@@ -158,7 +156,6 @@ async def test_a_window_that_comes_to_no_page_is_closed_and_told(opened: str) ->
     """The browser draws nothing of it, and leaves whoever asks for a picture without an answer."""
     env = FeaturePage("below.html")
     await env.reset(seed=1)
-    assert env._page is not None
     await env._page.evaluate(f"void (onclick = () => {{ onclick = null; open({opened}); }})")
     result = await env.step(Action.of("click", x=200, y=100))
     async with asyncio.timeout(PATIENCE):

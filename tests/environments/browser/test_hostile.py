@@ -61,7 +61,6 @@ async def patient() -> None:
 
 def hurry(env: PageEnvironment, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
     """Calls to the page of `env` are given up after `seconds`; those to the browser and to other pages are not."""
-    assert env._page is not None
     env._page.first.limit = lambda: seconds
     monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": seconds})
 
@@ -155,7 +154,6 @@ async def test_a_page_that_is_slow_at_everything_has_lost_too() -> None:
 async def test_a_page_that_hangs_before_any_action_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Hostile()
     await env.reset(seed=1)
-    assert env._page is not None
     hurry(env, monkeypatch)
     endless = asyncio.ensure_future(env._page.first.session.send("Runtime.evaluate", {"expression": "while (true);"}))
     await asyncio.sleep(0)

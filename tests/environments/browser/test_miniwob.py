@@ -69,7 +69,6 @@ async def test_where_the_last_click_was_does_not_show() -> None:
     # A pointer left there is over the button of the same seed, which the browser notices after some frames.
     assert picture(await env.reset(seed=3)) == first
     await asyncio.sleep(0.3)
-    assert env._page is not None
     assert await env._page.evaluate("document.querySelector('#subbtn').matches(':hover')") is False
 
 
@@ -110,7 +109,6 @@ async def test_clicks_are_in_pixels_of_the_picture() -> None:
     first = await env.reset(seed=1)
     assert first.images[0].size == (56, 28)
     page = env._page
-    assert page is not None
     await page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
     await env.step(click(10, 4))
     # x: (10 + 0.5) * 160 / 56 = 30; y: 50 + (4 + 0.5) * 160 / 28 = 75.71, which the page rounds down
@@ -128,7 +126,6 @@ async def test_eight_sessions_at_once() -> None:
         for episode in range(2):
             await session.reset(seed=seed + 8 * episode)
             action = await session.expert_action()
-            assert action is not None
             rewards.append((await session.step(action)).reward)
         return rewards
 
@@ -148,7 +145,6 @@ async def test_a_page_that_hangs_after_a_click_is_lost_and_the_next_episode_work
     env = MiniWobEnvironment()
     session = EnvironmentSession(env, step_timeout=300.0)
     await session.reset(seed=1)
-    assert env._page is not None
     await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
     Chromium.shared().timeout = 100.0  # others have time, however busy the machine is
     with monkeypatch.context() as patch:
@@ -200,7 +196,6 @@ async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_sc
     async def work() -> None:
         env = MiniWobEnvironment(max_turns=3)
         await env.reset(seed=1)
-        assert env._page is not None
         found = await uncaught(env._page)
         while waiting:
             name = waiting.pop()
@@ -222,7 +217,6 @@ async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_sc
 async def test_errors_of_a_page_are_collected() -> None:
     env = MiniWobEnvironment()
     await env.reset(seed=1)
-    assert env._page is not None
     found = await uncaught(env._page)
     await env._page.evaluate("setTimeout(() => { throw new TypeError('broken') })")
     await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
@@ -237,7 +231,6 @@ async def test_text_is_entered_with_the_whole_action_space() -> None:
     await env.step(Action.of("type", text="no"))
     await env.step(Action.of("keys", keys="ctrl+a"))
     await env.step(Action.of("type", text=word))
-    assert env._page is not None
     button = await env._page.evaluate("(b => [b.left + 5, b.top + 5])(subbtn.getBoundingClientRect())")
     assert (await env.step(click(*button))).reward == 1.0
     assert (await env.reset(seed=0)).text == first.text
@@ -257,7 +250,6 @@ async def test_a_box_is_dragged() -> None:
     env = MiniWobEnvironment(task="drag-box", actions=("click", "drag"))
     await env.reset(seed=0)
     page = env._page
-    assert page is not None
     x, y = await page.evaluate("(b => [b.left + 9, b.top + 9])(draggableSmall.getBoundingClientRect())")
     to_x, to_y = await page.evaluate("(b => [b.left + 28, b.top + 28])(draggableLarge.getBoundingClientRect())")
     await env.step(Action.of("drag", x=x, y=y, to_x=to_x, to_y=to_y))
@@ -354,8 +346,6 @@ async def test_the_controls_see_nothing_or_are_told_nothing() -> None:
     env = MiniWobEnvironment(task="click-color", crop="area", image_size=56)
     first = await env.reset(seed=4)
     blank, untold = env.controls().values()
-    assert isinstance(blank, MiniWobEnvironment)
-    assert isinstance(untold, MiniWobEnvironment)
     told = [first, await blank.reset(seed=4), await untold.reset(seed=4)]
     seen = [screenshot(one.images[0]).open().convert("RGB") for one in told]
     assert blank.get_state_description() == first.text == untold.get_state_description()
@@ -365,6 +355,5 @@ async def test_the_controls_see_nothing_or_are_told_nothing() -> None:
     assert [one.text for one in told] == [first.text, first.text, ""]
     for control in (blank, untold):
         action = control.expert_action()
-        assert action is not None
         assert (await control.step(action)).reward == 1.0, "what is solved is the same page"
         await control.close()

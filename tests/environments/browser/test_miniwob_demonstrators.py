@@ -38,7 +38,6 @@ async def test_it_finds_a_shape_by_whatever_words_the_instruction_has() -> None:
         *_, last = (await env.reset(seed=seed)).text.split(" ")
         asked[last if last in kinds else "itself"] += 1
         action = env.expert_action()
-        assert action is not None
         assert (await env.step(action)).reward == 1.0
     assert {"item", "shape", "letter", "digit", "itself"} <= set(asked)
     await env.close()
@@ -51,8 +50,6 @@ async def test_a_careless_demonstrator_clicks_any_of_the_things() -> None:
         await env.reset(seed=seed)
         for _ in range(10):
             action = env.expert_action()
-            assert action is not None
-            assert action.call is not None
             places[(action.call.arguments["x"], action.call.arguments["y"])] += 1
     # 120 clicks on 4 boxes: 30 each, standard deviation 4.7
     assert len(places) == 4
@@ -77,14 +74,12 @@ async def test_the_demonstrator_is_right_in_every_size_and_coordinates(options: 
         first = await env.reset(seed=seed)
         assert screenshot(first.images[0]).open().size == size == env.picture_size
         action = env.expert_action()
-        assert action is not None
         assert (await env.step(action)).reward == 1.0
 
 
 async def test_a_small_page_is_drawn_small_not_shrunk() -> None:
     env = MiniWobEnvironment(zoom=0.5)
     await env.reset(seed=0)
-    assert env._page is not None
     assert await env._page.evaluate("[innerWidth, innerHeight, devicePixelRatio]") == [160, 210, 0.5]
     await env._page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
     await env.step(click(10, 4))
@@ -108,8 +103,6 @@ async def test_the_demonstrator_says_the_word_of_the_instruction_first(
     env = MiniWobEnvironment(task=page, say_target=True)
     first = await env.reset(seed=seed)
     action = env.expert_action()
-    assert action is not None
-    assert action.call is not None
     assert list(action.call.arguments) == ["target", "x", "y"]
     said = action.call.arguments["target"]
     assert said == (target or said)
@@ -122,8 +115,6 @@ async def test_a_page_without_a_word_has_no_target() -> None:
     env = MiniWobEnvironment(task="click-test", say_target=True)
     await env.reset(seed=0)
     action = env.expert_action()
-    assert action is not None
-    assert action.call is not None
     assert list(action.call.arguments) == ["x", "y"]
 
 
@@ -133,8 +124,6 @@ async def test_a_careless_demonstrator_says_what_it_clicks() -> None:
     for seed in range(6):
         first = await env.reset(seed=seed)
         action = env.expert_action()
-        assert action is not None
-        assert action.call is not None
         right = action.call.arguments["target"] in first.text
         said.add(right)
         assert ((await env.step(action)).reward > 0) == right, "the word is that of the place"

@@ -42,7 +42,6 @@ async def _play(page: str, policy: str, seed: int, **options: Any) -> tuple[floa
     """Return reward, the page's own reward, and the verdict."""
     env = MiniWobEnvironment(task=page, actions=("click", "wait"), max_turns=10_000, **options)
     await env.reset(seed=seed)
-    assert env._page is not None
     await env._page.evaluate(f"void ({PLAYS})[{page!r}][{policy!r}]()")
     for _ in range(1000):
         result = await env.step(Action.of("wait", seconds=0.2))

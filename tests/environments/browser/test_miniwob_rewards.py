@@ -47,7 +47,6 @@ async def test_the_score_board_is_never_in_the_picture() -> None:
     env = MiniWobEnvironment(task="click-dialog")  # its focus once scrolled the board into view
     shown = Image.open(io.BytesIO((await env.reset(seed=0)).images[0])).convert("RGB")
     assert shown.getpixel((155, 5)) == (255, 255, 0), "the yellow of the instruction"
-    assert env._page is not None
     assert await env._page.evaluate("[scrollX, scrollY]") == [0, 0]
 
 
@@ -56,7 +55,6 @@ async def test_a_late_click_cannot_start_another_episode_over_the_reward() -> No
     assert (await solve(env, 0)).reward == 1.0
     with pytest.raises(RuntimeError, match="call reset first"):
         await env.step(click(80, 105))
-    assert env._page is not None
     await env._page.click(80, 105)  # on the cover that says START
     assert await env._page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]") == [True, 1]
 
@@ -74,7 +72,6 @@ FORGERIES = (
 async def test_a_page_that_sets_its_own_reward_changes_nothing(forgery: str) -> None:
     env = MiniWobEnvironment(task="click-test-2")
     await env.reset(seed=0)
-    assert env._page is not None
     await env._page.evaluate(f"void (() => {{ {forgery} }})()")
     miss = await env.step(click(2, 208))
     assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
@@ -85,7 +82,6 @@ async def test_a_page_that_sets_its_own_reward_changes_nothing(forgery: str) -> 
 async def test_what_a_policy_types_never_runs() -> None:
     env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "goto"), max_turns=9)
     await env.reset(seed=0)
-    assert env._page is not None
     html = "'<img src=x onerror=window.ran=1><script>window.ran=1<\\/script><a id=bad href=javascript:ran=1>x</a>'"
     await env._page.evaluate(f"area.innerHTML = {html}; void bad.click()")
     await env._page.evaluate("eval('1'), document.body.appendChild(Object.assign(document.createElement('script'), "
@@ -100,7 +96,6 @@ async def test_what_a_policy_types_never_runs() -> None:
 async def test_a_page_that_was_left_is_lost() -> None:
     env = MiniWobEnvironment()
     await env.reset(seed=0)
-    assert env._page is not None
     await env._page.evaluate("document.addEventListener('click', () => location.reload())")
     lost = await env.step(click(2, 208))
     assert (lost.reward, lost.terminated, lost.observation.info["reason"]) == (-1.0, True, "the page was left")

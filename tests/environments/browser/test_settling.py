@@ -99,7 +99,6 @@ async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events
     env = Late()
     await env.reset(seed=1)
     page = env._page
-    assert page is not None
     tab = page.first
     monkeypatch.setattr("uirl.environments.browser.tab.TWO_FRAMES", "new Promise(() => 0)")
     settling = asyncio.ensure_future(page.settle(drawn=True))
@@ -118,7 +117,6 @@ async def test_a_settling_that_is_cut_off_breaks_the_page(monkeypatch: pytest.Mo
     env = Late()
     await env.reset(seed=1)
     page = env._page
-    assert page is not None
     await page.evaluate("requestAnimationFrame = () => 0")  # the page's own, which is not asked
     await page.settle(drawn=True)
     await page.evaluate("0", apart=True)
@@ -128,6 +126,5 @@ async def test_a_settling_that_is_cut_off_breaks_the_page(monkeypatch: pytest.Mo
     settling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await settling
-    assert page.broken is not None
     assert "did not finish" in page.broken
     await env.close()

@@ -91,7 +91,6 @@ async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> Non
     crashed, fine = Trouble(), Trouble()
     sessions = [EnvironmentSession(env) for env in (crashed, fine)]
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
-    assert crashed._page is not None
     with pytest.raises(EnvironmentFailure, match="crashed"):
         await crashed._page.first.call("Page.crash")
     lost = await sessions[0].step(COUNT)
@@ -143,7 +142,6 @@ async def test_a_page_that_was_killed_is_a_failure() -> None:
     env = Trouble()
     await env.reset(seed=1)
     group = Chromium.shared().pid
-    assert group is not None
     listed = subprocess.run(["pgrep", "-g", str(group), "-f", "type=renderer"], capture_output=True, text=True)
     for renderer in listed.stdout.split():
         os.kill(int(renderer), signal.SIGKILL)
@@ -250,7 +248,6 @@ async def test_windows_become_tabs_and_are_gone_with_the_next_episode() -> None:
     told = (await env.step(OPEN)).observation.text
     assert told.splitlines()[-1] == "tabs: 1 http://app.localhost/, 2 about:blank, 3 (shown) http://app.localhost/other"
     page = env._page
-    assert page is not None
 
     assert len(page.context.pages) == 3
     assert (await env.step(Action.of("back"))).observation.text.endswith("2 (shown) about:blank")
@@ -281,7 +278,6 @@ async def test_a_browser_killed_under_16_sessions() -> None:
     sessions = [EnvironmentSession(base.spawn()) for _ in range(16)]
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     group = Chromium.shared().pid
-    assert group is not None
     assert group in processes().values()
 
     async def play(session: EnvironmentSession) -> StepResult:
@@ -316,7 +312,6 @@ async def test_16_trajectories_of_a_killed_browser_are_failures_and_are_played_a
         turn, calls = calls // 16, calls + 1
         if turn < 2 and await together.wait() == 0 and turn == 1:
             group = Chromium.shared().pid
-            assert group is not None
             os.killpg(group, signal.SIGKILL)
             killed.set()
         if turn == 1:
@@ -344,7 +339,6 @@ async def test_a_browser_that_stops_answering_is_replaced() -> None:
     browser = Chromium.shared()
     usual, browser.timeout = browser.timeout, 0.5
     group = browser.pid
-    assert group is not None
     os.killpg(group, signal.SIGSTOP)
     with pytest.raises(EpisodeTimeout):
         await env.step(COUNT)

@@ -152,7 +152,6 @@ async def test_scripts_of_the_page_cannot_change_what_is_read() -> None:
     env = Copy()
     seed = await seed_of(env, "red")
     await env.reset(seed=seed)
-    assert env._page is not None
     await env._page.evaluate("""void (() => {
       sent = ['red']; window.sent = ['red']; JSON.stringify = () => '{}'; Array.prototype.push = () => 0;
       Object.defineProperty(HTMLInputElement.prototype, 'value', {get: () => 'red'});
@@ -277,7 +276,6 @@ async def test_a_running_server_is_reached_and_no_other_and_by_no_page_without_o
     first = await env.reset(seed=1)
     assert first.info["state"]["path"] == "/start"
     page = env._page
-    assert page is not None
     fetch = "fetch('{}').then(() => 'reached', () => 'refused')"
     assert await page.evaluate(fetch.format(f"{app}/more")) == "reached"
     assert await page.evaluate(fetch.format(f"{other}/steal")) == "refused"
@@ -286,7 +284,6 @@ async def test_a_running_server_is_reached_and_no_other_and_by_no_page_without_o
     assert await page.evaluate(image) == "error"
     closed = Copy()
     await closed.reset(seed=1)
-    assert closed._page is not None
     for script, refused in ((fetch.format(f"{other}/closed"), "refused"), (image, "error")):
         assert await closed._page.evaluate(script) == refused
     with pytest.raises(EnvironmentFailure, match="ERR_PROXY_CONNECTION_FAILED"):
@@ -333,7 +330,6 @@ async def test_an_address_of_the_app_that_gives_no_answer_is_the_policys_choice(
     env = Running(f"{servers[0]}/start")
     for lead in (Action.of("goto", url=f"{servers[0]}/silent"), Action.of("click", x=20, y=100)):
         await env.reset(seed=1)
-        assert env._page is not None
         await env._page.evaluate("void (document.links[0].href = '/silent')")
         told = await env.step(lead)
         assert (told.done, told.observation.info["state"]["path"]) == (False, "/start")
@@ -436,7 +432,6 @@ async def test_a_folder_takes_content_per_episode_and_a_demonstrator_finds_its_t
         assert env.click_on("hidden") is None
         assert env.click_on("absent") is None
         action = env.expert_action()
-        assert action is not None
         assert action.tool_calls[0].arguments == {"target": "buy", "x": 150, "y": 70}
         result = await env.step(action)
         assert result.observation.info["success"] is True
@@ -517,8 +512,6 @@ async def test_a_model_that_reads_sees_words_alone() -> None:
     controls = env.controls()
     assert sorted(controls) == ["blank_page", "no_instruction"]
     blank, untold = (controls[name] for name in ("blank_page", "no_instruction"))
-    assert isinstance(blank, Two)
-    assert isinstance(untold, Two)
     assert (await blank.reset(seed=1)).text == "Press second."
     assert "second" not in (await untold.reset(seed=1)).text.splitlines()[0]
     for each in (env, blank, untold):

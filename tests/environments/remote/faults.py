@@ -82,7 +82,6 @@ class Wire:
 
     @property
     def url(self) -> str:
-        assert self._server is not None
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def freeze(self) -> None:
@@ -139,7 +138,6 @@ class Wire:
             self._loop.close()
 
     async def _end(self) -> None:
-        assert self._server is not None
         self._server.close()
         for pair in self._pairs:
             for writer in pair:

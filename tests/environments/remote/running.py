@@ -110,7 +110,6 @@ def serve_process(*arguments: str, env: dict[str, str] | None = None) -> Iterato
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("serving "), process.stderr.read() if process.stderr else ""
         yield line.split(" on ")[1].split()[0], process

@@ -92,7 +92,6 @@ async def test_protocol_s_is_played_by_one_episode_at_a_time(single: tuple[str, 
     url, _ = single
     one = client(url, acquire_timeout=0.5)
     two = one.spawn()
-    assert isinstance(two, UIVerifiersEnvironment)
     await one.reset()
     with pytest.raises(EnvironmentFailure, match=r"no server is free|another episode plays"):
         await two.reset()
@@ -121,7 +120,6 @@ async def test_protocol_m_has_no_keyboard(many: tuple[str, FastAPI]) -> None:
     session = EnvironmentSession(environment)
     await session.reset()
     for action in (Action.of("type", text="a"), Action.of("keys", keys="tab"), Action.of("scroll", direction="up")):
-        assert action.call is not None
         (result,) = await play(session, action)
         assert result.observation.text == f"this screen takes no {action.call.name}: there is only a mouse"
         assert not result.done
@@ -280,7 +278,6 @@ def test_the_screen_environment_is_solved_through_the_protocol() -> None:
             assert first.text == shown.text
             assert first.images[0].open().tobytes() == shown.images[0].tobytes()
             action = local.expert_action()
-            assert action is not None
             result, step = await session.step(action), local.step(action)
             total += result.reward
             first, shown = result.observation, step.observation

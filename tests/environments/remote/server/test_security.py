@@ -252,7 +252,6 @@ def test_messages_on_a_socket_that_are_too_large(trusting: Served) -> None:
         client.send(json.dumps({"type": "step", "data": {"text": "x" * 20_001}}))
         with pytest.raises(ConnectionClosed) as closed:
             client.recv()
-    assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
 
 
@@ -307,7 +306,6 @@ def test_settings_that_do_not_fit(
 
 def _raw(url: str, request: bytes) -> tuple[int, bytes]:
     address = urlsplit(url)
-    assert address.hostname is not None
     with socket.create_connection((address.hostname, address.port or 80), timeout=PATIENCE) as door:
         door.sendall(request)
         door.shutdown(socket.SHUT_WR)

@@ -43,7 +43,6 @@ class Recorder(BaseEnvironment):
         return Observation(f"seed {seed}", (self._draw(),))
 
     def step(self, action: Action) -> Any:
-        assert action.call is not None
         name, text = action.call.name, str(action.call.arguments.get("text", ""))
         self.told.append((name, dict(action.call.arguments)))
         if text.startswith("row"):
