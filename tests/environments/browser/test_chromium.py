@@ -18,6 +18,7 @@ import pytest
 from tests.environments.browser.miniwob_pages import contexts
 from tests.patience import PATIENCE
 from uirl.environments.browser import process
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import MAX_PAGE_MEMORY, Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
@@ -67,6 +68,27 @@ def test_a_machine_without_browser_is_told_what_to_do(monkeypatch: pytest.Monkey
     script(tmp_path / "chromium", "exit 0")
     script(tmp_path / "chromium-headless-shell", "exit 0")
     assert Path(find_executable()).name == "chromium-headless-shell"
+
+
+async def test_a_page_that_nobody_waits_for_any_more_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Chromium.shared()
+    await browser.new_page(100, 100)
+    before = await contexts(browser)
+    for pause in (0.0, 0.0, 0.002, 0.005, 0.01):  # wherever its opening is then
+        opening = asyncio.create_task(browser.new_page(100, 100))
+        await asyncio.sleep(pause)
+        opening.cancel()
+
+    async def never(*_: object, **__: object) -> None:
+        raise EpisodeTimeout("it draws too late")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Page, "settle", never)
+        assert not await browser.hangs()
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        while await contexts(browser) != before:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:

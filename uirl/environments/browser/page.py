@@ -402,6 +402,10 @@ class Page:
             self.files.close()
             await self._owner.free(self.context)
 
+    def discard(self) -> None:
+        """Close the page when the browser finds the time, for who does not wait for it."""
+        self._spawn(self.close())
+
     async def new_tab(self) -> str | None:
         """Open an empty tab and show it; return a str where there are enough."""
         if len(self.tabs) >= MAX_TABS:

@@ -125,11 +125,14 @@ class Chromium:
         EpisodeTimeout where it cannot.
         """
         browser = await self._connected()
+        opening = asyncio.create_task(Page.open(browser, self, width, height, downloads))
         try:
             async with _within(2 * self.timeout, "a new page"):
-                page = await Page.open(browser, self, width, height, downloads)
-        except EpisodeTimeout:
-            await self.probe()
+                page = await asyncio.shield(opening)
+        except (EpisodeTimeout, asyncio.CancelledError) as error:
+            opening.add_done_callback(_discard)  # the browser goes on making it
+            if isinstance(error, EpisodeTimeout):
+                await self.probe()
             raise
         self._pages.add(page)
         return page
@@ -139,6 +142,7 @@ class Chromium:
         the time that one call has, and `late`, the answer that the page owes (None: none), has not come meanwhile."""
         if self._browser is None or not self._browser.is_connected():
             return False
+        other: Page | None = None
         try:
             async with asyncio.timeout(self.timeout):
                 other = await self.new_page(100, 100)
@@ -147,6 +151,9 @@ class Chromium:
             return late is None or not late.done()
         except (TimeoutError, EpisodeTimeout, EnvironmentFailure):
             return False
+        finally:
+            if other is not None:
+                other.discard()
 
     async def probe(self) -> None:
         """End the browser where it does not answer a request of its own: for after a call that timed out."""
@@ -191,11 +198,10 @@ class Chromium:
             browser = await self._connected()
             async with _within(self.timeout, "the clipboard"):
                 if self._clipboard is None or self._clipboard.is_closed():
-                    context = await browser.new_context(permissions=["clipboard-write"])
-                    await context.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
-                    page = await context.new_page()
-                    await page.goto(_CLIPBOARD)
-                    self._clipboard = page
+                    self._clipboard = page = await browser.new_page(permissions=["clipboard-write"])
+                    await page.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
+                if self._clipboard.url != _CLIPBOARD:
+                    await self._clipboard.goto(_CLIPBOARD)
                 await self._clipboard.evaluate("text => navigator.clipboard.writeText(text)", text)
             yield
 
@@ -272,6 +278,12 @@ class Chromium:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left: the polite way worked
                 end, how = (os.killpg, signal.SIGKILL) if hasattr(os, "killpg") else (os.kill, signal.SIGTERM)
                 end(pid, how)
+
+
+def _discard(opening: asyncio.Task[Page]) -> None:
+    """Close a page that came after whoever asked for it had given up."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().discard()
 
 
 @contextlib.asynccontextmanager
