@@ -45,17 +45,6 @@ async def test_a_dialog_is_shown_with_the_last_picture_and_waits() -> None:
     await env.close()
 
 
-async def test_where_no_action_could_answer_it_is_accepted_as_proposed() -> None:
-    env = FeaturePage("confirm.html", actions=["click", "wait"])
-    await env.reset(seed=1)
-    result = await env.step(ASK)
-    assert (result.observation.text, result.observation.info["state"]) == (
-        "the page said: delete all?",
-        {"title": "deleted"},
-    )
-    await env.close()
-
-
 @pytest.mark.parametrize("last", [{"max_turns": 1}, {"actions": ["click", "keys", "answer"]}])
 async def test_an_episode_that_ends_under_a_dialog_is_judged_as_if_it_was_refused(last: Mapping[str, Any]) -> None:
     env = FeaturePage("confirm.html", **last)

@@ -85,15 +85,6 @@ async def test_a_drag_is_a_press_moves_and_a_release(page: Page) -> None:
     await page.click(10, 250)
 
 
-async def test_a_drag_of_a_draggable_element_drops_it(page: Page) -> None:
-    await page.drag(20, 20, 50, 100)
-    seen = await page.evaluate("take()")
-    assert "dragstart" in seen
-    assert seen[-1] == "drop"
-    await page.click(20, 200)
-    assert await page.evaluate("take()") == ["mousedown 1", "button 0", "mouseup 1", "click 1"], "the hand is empty"
-
-
 async def test_typing_is_seen_key_by_key(page: Page) -> None:
     await page.click(130, 10)
     await page.evaluate("take()")
@@ -109,14 +100,6 @@ async def test_any_text_arrives_as_it_was_written(page: Page, text: str) -> None
     await page.click(130, 50)
     await page.type(text)
     assert await value(page, "two") == text.replace("\r\n", "\n")
-
-
-async def test_a_tab_goes_to_the_next_field_and_enter_is_a_key(page: Page) -> None:
-    await page.click(130, 10)
-    await page.type("one\ttwo")
-    assert [await value(page, "one"), await value(page, "two")] == ["one", "two"]
-    await page.press(("enter",))
-    assert await value(page, "two") == "two\n"
 
 
 @pytest.mark.parametrize("length", [3, 201])

@@ -21,7 +21,6 @@ from uirl.types import Action, StepResult
 TRICKS = {
     "an endless script": "while (true);",
     "an endless script later": "setTimeout(() => { while (true); })",
-    "endless promises": "(function again() { Promise.resolve().then(again); })()",
     "an endless script in the next document": "location = '/endless.html'",
     "questions without end": "while (true) alert('again')",
     "gigabytes of buffers and text": """let a = [];

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.environments.browser.miniwob_pages import click, contexts, picture, solve
-from tests.environments.browser.test_hostile import hurry
 from uirl.environments.browser.miniwob import DEMONSTRATED, RELOADED, MiniWobEnvironment, page_names, page_tags
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.process import Chromium
@@ -25,10 +24,8 @@ from uirl.types import Action, Task
 
 
 @pytest.mark.usefixtures("one_browser")
-@pytest.mark.parametrize(
-    "options", [{"max_turns": 4}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}]
-)
-def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
+def test_it_keeps_the_environment_contract() -> None:
+    options = {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}
     report = check_environment(create_environment("miniwob", options), episodes=2)
     assert report.seeded
     assert report.expert_success == 1.0
@@ -139,25 +136,6 @@ async def test_eight_sessions_at_once() -> None:
     assert await contexts(browser) == before - 1
 
 
-async def test_a_page_that_hangs_after_a_click_is_lost_and_the_next_episode_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    env = MiniWobEnvironment()
-    session = EnvironmentSession(env, step_timeout=300.0)
-    await session.reset(seed=1)
-    await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
-    Chromium.shared().timeout = 100.0  # others have time, however busy the machine is
-    with monkeypatch.context() as patch:
-        hurry(env, patch)
-        result = await session.step(click(2, 205))
-    assert (result.terminated, result.observation.info["success"]) == (True, False)
-    assert result.reward <= 0
-    assert "the page hangs" in result.observation.info["lost"]
-    await session.close()
-    assert (await solve(env, 1)).reward == 1.0
-    assert Chromium.shared().starts == 1
-
-
 def test_an_environment_outlives_its_event_loop() -> None:
     env = MiniWobEnvironment()
     assert asyncio.run(solve(env, 1)).reward == 1.0
@@ -197,6 +175,10 @@ async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_sc
         env = MiniWobEnvironment(max_turns=3)
         await env.reset(seed=1)
         found = await uncaught(env._page)
+        await env._page.evaluate("setTimeout(() => { throw new TypeError('seen') })")
+        await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
+        assert [error.splitlines()[0] for error in found] == ["TypeError: seen"]
+        found.clear()
         while waiting:
             name = waiting.pop()
             first = await env.reset(Task(f"miniwob/{name}"), seed=1)
@@ -214,15 +196,6 @@ async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_sc
     assert len(moved) > 40, "a click in the middle does something on many pages"
 
 
-async def test_errors_of_a_page_are_collected() -> None:
-    env = MiniWobEnvironment()
-    await env.reset(seed=1)
-    found = await uncaught(env._page)
-    await env._page.evaluate("setTimeout(() => { throw new TypeError('broken') })")
-    await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
-    assert [error.splitlines()[0] for error in found] == ["TypeError: broken"]
-
-
 async def test_text_is_entered_with_the_whole_action_space() -> None:
     env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "keys"), max_turns=9)
     first = await env.reset(seed=0)
@@ -235,39 +208,6 @@ async def test_text_is_entered_with_the_whole_action_space() -> None:
     assert (await env.step(click(*button))).reward == 1.0
     assert (await env.reset(seed=0)).text == first.text
     assert await env._page.evaluate("tt.value") == "", "what was typed is gone"
-
-
-async def test_what_typing_left_behind_is_gone_with_the_next_episode() -> None:
-    env = MiniWobEnvironment(task="scroll-text", actions=("click", "type"))
-    first = picture(await env.reset(seed=0))
-    await env.step(click(80, 100))
-    typed = await env.step(Action.of("type", text="xx"))
-    assert picture(typed.observation) != first
-    assert picture(await env.reset(seed=0)) == first
-
-
-async def test_a_box_is_dragged() -> None:
-    env = MiniWobEnvironment(task="drag-box", actions=("click", "drag"))
-    await env.reset(seed=0)
-    page = env._page
-    x, y = await page.evaluate("(b => [b.left + 9, b.top + 9])(draggableSmall.getBoundingClientRect())")
-    to_x, to_y = await page.evaluate("(b => [b.left + 28, b.top + 28])(draggableLarge.getBoundingClientRect())")
-    await env.step(Action.of("drag", x=x, y=y, to_x=to_x, to_y=to_y))
-    button = await page.evaluate("(b => [b.left + 9, b.top + 9])(subbtn.getBoundingClientRect())")
-    assert (await env.step(click(*button))).reward == 1.0
-
-
-async def test_a_mark_is_clicked_in_place_of_a_position() -> None:
-    env = MiniWobEnvironment(task="click-test-2", marks=True)
-    plain = MiniWobEnvironment(task="click-test-2")
-    first = await env.reset(seed=0)
-    assert picture(first) != picture(await plain.reset(seed=0)), "the numbers are drawn"
-    outcomes = {}
-    for mark in (1, 2, 3):
-        await env.reset(seed=0)
-        result = await env.step(Action.of("click", mark=mark))
-        outcomes[mark] = result.observation.text or result.reward
-    assert outcomes == {1: 1.0, 2: -1.0, 3: "there is no mark 3; the picture has 1 to 2"}
 
 
 def test_tasks_carry_their_tags() -> None:
@@ -304,8 +244,6 @@ def test_pages_are_demonstrated_where_each_of_them_is() -> None:
         ({"task": "click-tset"}, "did you mean 'click-test'"),
         ({"task": []}, "task is an empty list"),
         ({"crop": "query"}, r"crop: got 'query', expected 'area' or \["),
-        ({"crop": [0, 0, 161, 210]}, "outside the page"),
-        ({"image_size": [56]}, r"image_size: got \[56\], expected"),
         ({"demonstrator": "lazy"}, "got 'lazy', expected 'expert' or 'careless'"),
         ({"reward": "time"}, "got 'time', expected 'page' or 'success'"),
         ({"task": "all", "tags": ["klick"]}, "did you mean 'click'"),
@@ -313,10 +251,7 @@ def test_pages_are_demonstrated_where_each_of_them_is() -> None:
         ({"tags": "click"}, "tags: got 'click', expected list of text"),
         ({"actions": ["tap"]}, "no user interface action 'tap'"),
         ({"actions": []}, "actions is an empty list"),
-        ({"coordinates": "grid"}, "got 'grid', expected 'pixels' or 'grid_999'"),
-        ({"image_format": "gif"}, "got 'gif', expected 'png' or 'jpeg'"),
         ({"image_format": "jpeg", "quality": 0}, "quality: got 0, expected whole number >= 1 and <= 100"),
-        ({"max_turns": 0}, "max_turns: got 0, expected whole number >= 1"),
         ({"pictures": 3}, "no option 'pictures'"),
     ],
 )

@@ -59,6 +59,11 @@ async def test_a_late_click_cannot_start_another_episode_over_the_reward() -> No
     assert await env._page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]") == [True, 1]
 
 
+def test_a_page_that_is_lost_is_worth_the_least_that_it_pays() -> None:
+    lost = [MiniWobEnvironment(reward=reward).lost("it hangs") for reward in ("page", "success")]
+    assert [(one.reward, one.ended, one.success) for one in lost] == [(-1.0, True, False), (0.0, True, False)]
+
+
 FORGERIES = (
     "WOB_RAW_REWARD_GLOBAL = 1; WOB_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true;",
     "Object.defineProperty(window, 'WOB_RAW_REWARD_GLOBAL', {value: 1, writable: false}); WOB_DONE_GLOBAL = true;",

@@ -101,12 +101,6 @@ async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> Non
     assert Chromium.shared().starts == 1
 
 
-class Greedy(Trouble):
-    html = """<body style="margin:0"><button style="width:90px;height:20px"
-        onclick="let a = []; while (true) a.push(new Array(1e6).fill(1.5))">take all memory</button></body>"""
-    state = "({count: 0})"
-
-
 class Restless(Trouble):
     html = """<body style="margin:0"><button style="width:90px;height:20px"
         onclick="onbeforeunload = null; count.remove()">break</button><p id=count>0</p></body>"""
@@ -120,14 +114,10 @@ class Pages(Trouble):
     targets = {"count": "#count"}  # noqa: RUF012
 
 
-@pytest.mark.parametrize(
-    ("env", "action"), [(Trouble(), CLOSE), (Greedy(), COUNT)], ids=["closes itself", "runs out of memory"]
-)
-async def test_a_page_that_ends_after_an_action_is_a_lost_episode(env: Trouble, action: Action) -> None:
-    session = EnvironmentSession(env)
+async def test_a_page_that_closes_itself_after_an_action_is_a_lost_episode() -> None:
+    session = EnvironmentSession(Trouble())
     await session.reset(seed=1)
-    Chromium.shared().timeout = 60.0  # to take all memory takes long
-    results = [await session.step(action)]
+    results = [await session.step(CLOSE)]
     while not results[-1].done:  # a window closes a moment after its script
         results.append(await session.step(Action.of("wait", seconds=0.05)))
     lost = results[-1]
@@ -273,9 +263,9 @@ async def test_a_page_that_is_out_of_reach_is_seen_and_left_again() -> None:
     assert (await env.step(Action.of("back"))).observation.text == "there is no page to go back to"
 
 
-async def test_a_browser_killed_under_16_sessions() -> None:
+async def test_a_browser_killed_under_six_sessions() -> None:
     base = MiniWobEnvironment(actions=["click", "wait"], max_turns=10**6)
-    sessions = [EnvironmentSession(base.spawn()) for _ in range(16)]
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(6)]
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     group = Chromium.shared().pid
     assert group in processes().values()
@@ -288,15 +278,15 @@ async def test_a_browser_killed_under_16_sessions() -> None:
     await asyncio.sleep(0.1)  # wherever in its step each of them is then
     os.killpg(group, signal.SIGKILL)
     outcomes = await asyncio.gather(*playing, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [EnvironmentFailure] * 16
+    assert [type(outcome) for outcome in outcomes] == [EnvironmentFailure] * 6
     assert all(session.broken for session in sessions)
     await asyncio.gather(*(session.close() for session in sessions))
-    again = [EnvironmentSession(base.spawn()) for _ in range(16)]
+    again = [EnvironmentSession(base.spawn()) for _ in range(6)]
     firsts = await asyncio.gather(*(session.reset(seed=1) for session in again))
     assert len({first.images[0].hash for first in firsts}) == 1
     assert Chromium.shared().starts == 2
     await gone({group})
-    assert await contexts(Chromium.shared()) == 16
+    assert await contexts(Chromium.shared()) == 6
     await asyncio.gather(*(session.close() for session in again))
     assert await contexts(Chromium.shared()) == 0
     await Chromium.shared().close()
