@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,14 @@ from uirl.environments.browser.web import Site
 from uirl.errors import ConfigError
 
 
-def png(size: tuple[int, int], dots: dict[tuple[int, int], tuple[int, int, int]]) -> bytes:
-    picture = Image.new("RGB", size)
-    for place, colour in dots.items():
-        picture.putpixel(place, colour)
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def test_a_crop_at_a_zoom_is_cut_where_the_browser_drew_it() -> None:
     frame = Viewport.of(100, 80, zoom=0.5, crop=(20, 10, 60, 40))
     assert frame.size == (30, 20)
     # Page pixel (20, 10) is drawn at (10, 5): the corner of the picture.
-    picture = frame.picture(png((50, 40), {(10, 5): (255, 0, 0), (39, 24): (0, 255, 0)}))
+    drawn = Image.new("RGB", (50, 40))
+    drawn.putpixel((10, 5), (255, 0, 0))
+    drawn.putpixel((39, 24), (0, 255, 0))
+    picture = frame.shown(drawn)
     assert picture.size == (30, 20)
     assert picture.getpixel((0, 0)) == (255, 0, 0)
     assert picture.getpixel((29, 19)) == (0, 255, 0)

@@ -464,7 +464,7 @@ class PageEnvironment(ConfigurableEnvironment):
         if self._viewport.is_capture and not self.space.marks:
             return captured
         boxes = [self._viewport.box(*thing.mark) for thing in seen if thing.mark]
-        picture = self._viewport.picture(captured)
+        picture = self._viewport.shown(screenshot(captured).open())
         return draw_marks(picture, boxes) if self.space.marks else picture
 
     async def _number(self, tab: Tab) -> list[Thing]:

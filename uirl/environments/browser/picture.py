@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError
-from uirl.images import Screenshot
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,10 +45,6 @@ class Viewport:
         """Whether the picture is what the browser captures, untouched."""
         whole = self.crop == (0, 0, *self.page)
         return whole and all(abs(s - side * self.zoom) < 1e-6 for s, side in zip(self.size, self.page, strict=True))
-
-    def picture(self, captured: bytes) -> Image:
-        """Return the shown part, at its size, of a capture of the whole page."""
-        return self.shown(Screenshot(captured).open())
 
     def shown(self, part: Image) -> Image:
         """Return the shown part, at its size, of a picture of the whole page."""
