@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def taken(pool: ServerPool, count: int) -> list[str]:
-    found = [pool.choose() for _ in range(count)]
+    found = [pool._choose() for _ in range(count)]
     return [server.url if server else "-" for server in found]
 
 

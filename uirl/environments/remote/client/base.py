@@ -264,11 +264,6 @@ class ServerPool:
         finally:
             turn.cancel()
 
-    def choose(self) -> Server | None:
-        """Return a server with one session more at once, whoever waits; None: all are out or full."""
-        with self._lock:
-            return self._choose()
-
     def give_back(self, server: Server) -> None:
         """Note that a session is over."""
         with self._lock:
