@@ -257,7 +257,7 @@ def describe_actions(space: Any, names: Sequence[str] = ()) -> str:
         first, count = int(space.start), int(space.n)
         return f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + count - 1}"
     if kind in ("Box", "MultiDiscrete", "MultiBinary"):
-        count = _size(space)
+        count = math.prod(space.shape)
         words = "one number" if count == 1 else f"{count} numbers, with spaces between them"
         return words + _ranges(space)
     if kind == "Text":
@@ -300,7 +300,7 @@ def read_action(space: Any, reply: str, names: Sequence[str] = ()) -> Any:
     elif kind == "Discrete":
         chosen = _read_discrete(space, reply, names)
     else:
-        size = _size(space)
+        size = math.prod(space.shape)
         numbers = [float(found[0]) for found in islice(_NUMBER.finditer(reply), size + 1)]
         chosen = _as_array(space, numbers) if len(numbers) == size else None
     if chosen is None or not space.contains(chosen):
@@ -328,13 +328,6 @@ def _as_array(space: Any, numbers: list[float]) -> Any:
     if np.issubdtype(space.dtype, np.integer) and not np.array_equal(array, np.round(array)):
         return None
     return array.astype(space.dtype).reshape(space.shape)
-
-
-def _size(space: Any) -> int:
-    size = 1
-    for length in space.shape:
-        size *= length
-    return size
 
 
 def _read_source(env: Any, view: str, options: dict[str, Any]) -> tuple[Callable[[], Any] | None, Any, Any]:
