@@ -14,7 +14,6 @@ import pytest
 from tests.environments.remote.clicking import NAME, Clicking
 from tests.environments.remote.faults import Faulty, Wire
 from tests.environments.remote.form import middle, row_place
-from tests.environments.remote.openenv_stand_in import stand_in
 from tests.environments.remote.running import running, serve_process, serving, until
 from tests.environments.remote.stand_ins import many_sessions
 from tests.inference.pictures import picture
@@ -103,17 +102,6 @@ def faulty_native(**settings: Any) -> Iterator[tuple[str, Faulty]]:
     with running(faulty, http="h11") as url:
         yield url, faulty
     assert not app.state.sessions.active
-
-
-def test_an_episode_that_the_run_cuts_before_its_score_is_none(
-    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`Clicking` never ends: the run's limit does."""
-    with faulty_native() as (url, _):
-        assert [t.failure for t in play(lm, native(url))] == [None] * 3
-    monkeypatch.setattr(Clicking, "scored_at_end", True)
-    with faulty_native() as (url, _):
-        expect_failures(play(lm, native(url)), "timeout", "its score was never known")
 
 
 # -- the server is killed ---------------------------------------------------------------------------------------------
@@ -252,12 +240,6 @@ def test_what_a_server_lacks_is_a_failure_of_its_episodes(lm: LoadedModel) -> No
         play(lm, Unequipped())
 
 
-def test_answers_that_are_no_json(lm: LoadedModel) -> None:
-    with faulty_native() as (url, faulty):
-        faulty.rule = lambda method, path: "text" if path.endswith("/step") else None
-        expect_failures(play(lm, native(url)), "environment", "not JSON", turn=0)
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
@@ -305,19 +287,6 @@ class Torn(Clicking):
 def test_a_picture_that_is_cut_off(vlm: LoadedModel) -> None:
     with serving(Torn()) as served:
         expect_failures(play(vlm, native(served.url)), "environment", "a picture that cannot be used", turn=0)
-    with serving(Torn()) as served:
-        environment = OpenEnvEnvironment(url=served.url)
-        expect_failures(play(vlm, environment), "environment", "a picture that cannot be used", turn=0)
-        until(lambda: served.active == 0)
-
-
-@pytest.mark.parametrize(("word", "words"), [("boom", "EXECUTION_ERROR: boom"), ("broken", "cannot be used")])
-def test_faults_of_an_openenv_server(vlm: LoadedModel, word: str, words: str) -> None:
-    app = stand_in(most=8)
-    with running(app) as url:
-        reply = f'{{"action":"{word}"}}'
-        expect_failures(play(vlm, OpenEnvEnvironment(url=url), reply=reply), "environment", words, turn=0)
-        until(lambda: not app.state.open)
 
 
 # -- wires ------------------------------------------------------------------------------------------------------------

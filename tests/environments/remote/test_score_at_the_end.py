@@ -12,6 +12,9 @@ from uirl.inference import LoadedModel
 def test_the_score_of_an_episode_that_the_run_cuts_comes_through_the_server(
     lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`Clicking` never ends: the run's limit does."""
+    with faulty_native() as (url, _):
+        assert [t.failure for t in play(lm, native(url))] == [None] * 3
     monkeypatch.setattr(Clicking, "scored_at_end", True)
     monkeypatch.setattr(Clicking, "score_now", lambda self: (0.25, {"success": True}))
     with faulty_native() as (url, _):
