@@ -121,9 +121,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "uirl/guess_number",
         {"text": "bytes", "max_text": 32, "actions": [str(n) for n in range(1, 8)]},
     ),
-    "a game": ("uirl/simple_game", {"options": {"rooms": 3}, "max_text": 2000}),
     "tools": ("uirl/calculator", {}),
-    "tools and texts": ("uirl/lookup", {"actions": "text"}),
     "pictures, calls": ("uirl/screen", {"options": {"retries": 3}}),
     "pages": ("uirl/miniwob", {"options": {"task": ["click-test", "click-color"]}, "actions": "numbers"}),
     "pictures alone, numbers": (
@@ -174,21 +172,6 @@ def test_a_form_is_played_to_its_end_in_pictures_of_its_size(make: Any) -> None:
     assert (rewards, terminated, truncated, info["is_success"]) == ([0.5, 0.5], True, False, True)
     with pytest.raises(ContractError, match="call reset first"):
         env.unwrapped.step(action)
-
-
-@pytest.mark.usefixtures("one_browser")
-def test_pages_are_seen_in_full_and_cut_at_their_limit_of_turns(make: Any) -> None:
-    env = make("uirl/miniwob", options={"task": "click-test-2", "max_turns": 2}, actions="numbers")
-    seen, info = env.reset(seed=0)
-    assert (seen["text"], seen["image"].shape, info["seed"]) == ("Click button ONE.", (210, 160, 3), 0)
-    assert env.action_space.nvec.tolist() == [160, 210]
-    for expected in (False, True):
-        later, reward, terminated, truncated, info = env.step(np.array([2, 208]))
-        assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, expected, False)
-        assert np.array_equal(later["image"], seen["image"])
-    env.reset(seed=0)
-    *_, reward, terminated, truncated, info = env.step(np.array([90, 113]))
-    assert (reward, terminated, truncated, info["raw_reward"]) == (-1.0, True, False, -1.0)
 
 
 def test_a_seed_given_once_repeats_all_that_follows() -> None:

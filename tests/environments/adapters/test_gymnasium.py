@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,14 +75,6 @@ def test_a_walk_over_the_lake_in_words() -> None:
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
 
 
-def test_a_fall_into_the_water_is_no_success() -> None:
-    env = GymnasiumEnvironment(LAKE, action_names=MOVES, make_options=STILL, success_return=1.0)
-    assert env.reset(seed=0)[0].text == "0"
-    assert env.step("right")[0].text == "1"
-    observation, reward, terminated, _, info = env.step("down")
-    assert (observation.text, reward, terminated, info["success"]) == ("5", 0.0, True, False)
-
-
 def test_the_lake_in_pictures() -> None:
     env = GymnasiumEnvironment(LAKE, view="rgb", action_names=MOVES, make_options=STILL)
     first, _ = env.reset(seed=0)
@@ -126,14 +116,6 @@ def test_the_limit_of_turns_truncates() -> None:
     assert env.step("0")[2:4] == (False, False)
     *_, terminated, truncated, info = env.step("0")
     assert (terminated, truncated, info["success"]) == (False, True, False)
-
-
-def test_the_word_of_the_environment_on_success_counts() -> None:
-    env = GymnasiumEnvironment(Camera(), success_return=100)
-    _, info = env.reset(seed=0)
-    assert info == {"first": True}
-    assert env.step("a")[4]["success"] is False
-    assert env.step("c")[4]["success"] is True
 
 
 class Says(gymnasium.Env):
@@ -277,16 +259,3 @@ def test_what_has_a_spec_is_made_anew() -> None:
     spawned = GymnasiumEnvironment(env).spawn()
     assert len(spawned.reset(seed=0)[0].text.split()) == 4
     assert spawned._env is not env
-
-
-def test_without_the_package_the_extra_is_named() -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['gymnasium'] = None\n"
-        "from uirl.environments import create_environment\n"
-        "from uirl.errors import ConfigError\n"
-        "try: create_environment('gymnasium', {'env': 'CartPole-v1'})\n"
-        "except ConfigError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'uirl[gymnasium]'" in done.stdout
