@@ -142,7 +142,6 @@ class BFCLEnvironment(ToolEnvironment, ConfigurableEnvironment):
         """Read the conversations. Options: see `BFCLOptions`. Raises ConfigError where there are none, and where the
         package is missing."""
         chosen = BFCLOptions.from_arguments(options, keys)
-        assert isinstance(chosen, BFCLOptions)
         super().__init__(
             config,
             describe=chosen.describe,

@@ -103,7 +103,6 @@ class HarborEnvironment(ToolEnvironment, ConfigurableEnvironment):
         """Read the tasks. Options: see `HarborOptions`. Raises ConfigError where there are none, and for a task that
         needs what cannot be had here."""
         chosen = HarborOptions.from_arguments(options, keys)
-        assert isinstance(chosen, HarborOptions)
         super().__init__(
             config,
             registry=[ShellTool()],

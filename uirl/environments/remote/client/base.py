@@ -17,9 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure, is_round
@@ -397,14 +396,14 @@ class RemoteEnvironment(ConfigurableEnvironment):
         self._turns = 0
         """Steps since the reset, where `_end` counts them."""
 
-    def spawn(self) -> BaseEnvironment:
+    def spawn(self) -> Self:
         """Return another session on the same servers."""
         other = copy.copy(self)
         other._server, other.last_url = None, ""
         other._forget()
         return other
 
-    def __deepcopy__(self, memo: Any) -> BaseEnvironment:
+    def __deepcopy__(self, memo: Any) -> Self:
         return self.spawn()
 
     async def close(self) -> None:  # type: ignore[override]

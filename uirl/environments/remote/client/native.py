@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import OptionsLike
@@ -111,12 +111,11 @@ class NativeRemoteEnvironment(RemoteEnvironment):
                 controls[name] = control.text
             elif self._variant is None:
                 variant = self.spawn()
-                assert isinstance(variant, NativeRemoteEnvironment)
                 variant._variant = name
                 controls[name] = variant
         return controls
 
-    def spawn(self) -> BaseEnvironment:
+    def spawn(self) -> Self:
         """Return another session on the same servers. Raises EnvironmentFailure where none of them ever answered."""
         _ = self.description
         return super().spawn()
