@@ -86,15 +86,12 @@ def test_words_of_an_exception_neither_fail_nor_fill_the_record() -> None:
     assert len(str(caught.value)) < 10_000
 
 
-def test_a_typed_failure_of_the_environment_keeps_its_type() -> None:
-    with pytest.raises(EngineFailure, match=r"^judge model is down$"):
-        first_turn(Answers("start", EngineFailure("judge model is down")))
-
-
 @pytest.mark.parametrize("make", KINDS)
-def test_a_config_error_of_the_environment_is_for_the_person(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"^no browser is installed$"):
-        first_turn(make(ConfigError("no browser is installed")))
+@pytest.mark.parametrize("error", [EngineFailure("judge model is down"), ConfigError("no browser is installed")])
+def test_typed_errors_of_the_environment_keep_their_type(make: Make, error: Exception) -> None:
+    for env in (make(error), make("start", error)):
+        with pytest.raises(type(error), match=f"^{error}$"):
+            first_turn(env)
 
 
 class Hang:

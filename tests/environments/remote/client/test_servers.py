@@ -134,29 +134,21 @@ def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
     assert taken(pool, 1) == ["a"]
 
 
-async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("woken", [True, False])
+async def test_who_gives_up_leaves_the_place_to_the_next(woken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_LOOK", 3600.0)
     pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
     await asyncio.sleep(0.05)
     async with asyncio.timeout(PATIENCE):
-        pool.give_back(one)  # wakes the first
-        await asyncio.sleep(0)
+        if woken:
+            pool.give_back(one)
+            await asyncio.sleep(0)
         first.cancel()
-        assert await second is one
-
-
-async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_LOOK", 3600.0)
-    pool = ServerPool(["http://a"], max_sessions=1)
-    one = await pool.take()
-    first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
-    await asyncio.sleep(0.05)
-    first.cancel()
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.wait([first])
-        pool.give_back(one)
+        if not woken:
+            await asyncio.wait([first])
+            pool.give_back(one)
         assert await second is one
 
 
