@@ -13,7 +13,7 @@ import pytest
 
 from tests.environments.remote.clicking import NAME, Clicking
 from tests.environments.remote.faults import Faulty, Wire
-from tests.environments.remote.form import middle, row_place
+from tests.environments.remote.form import row_place
 from tests.environments.remote.running import running, serve_process, serving, until
 from tests.environments.remote.stand_ins import many_sessions
 from tests.inference.pictures import picture
@@ -207,6 +207,50 @@ def test_a_session_that_is_given_up_while_it_fails_to_open_counts_no_more(lm: Lo
         until(lambda: not faulty.state.sessions.active, "the reaper's work")
 
 
+# -- a score at the end ----------------------------------------------------------------------------------------------
+
+
+def test_the_score_of_an_episode_that_the_run_cuts_comes_through_the_server(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Clicking` never ends: the run's limit does."""
+    with faulty_native() as (url, _):
+        assert [t.failure for t in play(lm, native(url))] == [None] * 3
+    monkeypatch.setattr(Clicking, "scored_at_end", True)
+    monkeypatch.setattr(Clicking, "score_now", lambda self: (0.25, {"success": True}))
+    with faulty_native() as (url, _):
+        scored = play(lm, native(url))
+    assert [(t.failure, t.turns[-1].reward, t.turns[-1].info["success"]) for t in scored] == [(None, 1.25, True)] * 3
+    monkeypatch.setattr(Clicking, "score_now", lambda self: None)
+    with faulty_native() as (url, _):
+        expect_failures(play(lm, native(url)), "timeout", "its score was never known")
+
+
+def test_a_server_without_the_question_for_a_score_is_played_as_before(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clicking, "scored_at_end", True)
+    monkeypatch.setattr(Clicking, "score_now", lambda self: (0.25, {}))
+    with faulty_native() as (url, faulty):
+        environment = native(url)
+        environment._description[:] = [environment.description.model_copy(update={"scores_now": False})]
+        expect_failures(play(lm, environment), "timeout", "its score was never known")
+        assert faulty.count("/score") == 0
+
+
+def test_a_score_that_is_none_is_a_failure_and_no_reward(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clicking, "scored_at_end", True)
+    monkeypatch.setattr(Clicking, "score_now", lambda self: ("much", {}))
+    with faulty_native() as (url, _):
+        expect_failures(play(lm, native(url)), "environment", "returned the reward")
+
+
+def test_what_a_mistake_costs_is_known_at_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clicking, "mistake_reward", -1.5)
+    with faulty_native() as (url, _):
+        assert native(url).mistake_reward == -1.5
+
+
 # -- answers of the wrong kind ----------------------------------------------------------------------------------------
 
 
@@ -216,13 +260,6 @@ def test_acts_answered_with_500(lm: LoadedModel) -> None:
         trajectories = play(lm, native(url))
         expect_failures(trajectories, "environment", "was answered with 500", turn=1)
         assert faulty.count("/step") == 6, "an act was sent again"
-
-
-def test_a_server_that_hangs(lm: LoadedModel) -> None:
-    with faulty_native() as (url, faulty):
-        faulty.rule = lambda method, path: "hang" if path.endswith("/step") and faulty.calls(path) > 1 else None
-        expect_failures(play(lm, native(url, step_timeout=HUNG)), "timeout", "no answer within 2 s", turn=1)
-        assert faulty.count("/step") == 6
 
 
 class Unequipped(Clicking):
@@ -241,36 +278,22 @@ def test_what_a_server_lacks_is_a_failure_of_its_episodes(lm: LoadedModel) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "words"),
+    ("fault", "words"),
     [
-        ("500", "environment", "was answered with 500"),
-        ("hang", "timeout", "no answer within"),
-        ("text", "environment", "a picture that cannot be used"),
-        ("cut", "environment", "a picture that cannot be used"),
+        ("500", "was answered with 500"),
+        ("text", "a picture that cannot be used"),
+        ("cut", "a picture that cannot be used"),
     ],
 )
-def test_faults_of_a_ui_verifiers_server(vlm: LoadedModel, fault: str, kind: str, words: str) -> None:
+def test_faults_of_a_ui_verifiers_server(vlm: LoadedModel, fault: str, words: str) -> None:
     faulty = Faulty(many_sessions())
     with running(faulty) as url:
         faulty.rule = lambda method, path: fault if path.endswith("/act") and faulty.calls(path) > 1 else None
-        environment = UIVerifiersEnvironment(url=url, delay=0, step_timeout=HUNG if fault == "hang" else 60.0)
+        environment = UIVerifiersEnvironment(url=url, delay=0)
         x, y = row_place(0)
         reply = f'{{"action":"click","x":{x},"y":{y}}}'
-        expect_failures(play(vlm, environment, episodes=2, reply=reply), kind, words, turn=1)
+        expect_failures(play(vlm, environment, episodes=2, reply=reply), "environment", words, turn=1)
         assert faulty.count("/act") == 4, "an act was sent again"
-        assert not faulty.state.running()
-
-
-def test_progress_that_cannot_be_had_is_a_failure_and_no_reward_of_zero(vlm: LoadedModel) -> None:
-    faulty = Faulty(many_sessions())
-    with running(faulty) as url:
-        faulty.rule = lambda method, path: (
-            "500" if path.endswith("/progress") and faulty.count("/progress") > 1 else None
-        )
-        x, y = middle((0, 0, 1000, 700))
-        reply = f'{{"action":"click","x":{x},"y":{y}}}'
-        environment = UIVerifiersEnvironment(url=url, delay=0)
-        expect_failures(play(vlm, environment, episodes=1, reply=reply), "environment", "/progress", turn=0)
         assert not faulty.state.running()
 
 

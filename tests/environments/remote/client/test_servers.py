@@ -8,22 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from tests.environments.remote.running import HandClock
 from tests.patience import PATIENCE
 from uirl.environments.remote.client import base
 from uirl.environments.remote.client.base import MAX_BACKOFF, RemoteEnvironment, Server, ServerLost, ServerPool
 from uirl.errors import ConfigError, EnvironmentFailure
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 def taken(pool: ServerPool, count: int) -> list[str]:
@@ -31,19 +25,19 @@ def taken(pool: ServerPool, count: int) -> list[str]:
     return [server.url if server else "-" for server in found]
 
 
-def test_sessions_are_balanced(clock: Clock) -> None:
+def test_sessions_are_balanced(clock: HandClock) -> None:
     pool = ServerPool(["a", "b", "c"], clock=clock)
     assert sorted(taken(pool, 6)) == ["a", "a", "b", "b", "c", "c"]
     pool.give_back(pool.servers[1])
     assert taken(pool, 1) == ["b"]
 
 
-def test_a_server_takes_no_more_than_it_may(clock: Clock) -> None:
+def test_a_server_takes_no_more_than_it_may(clock: HandClock) -> None:
     pool = ServerPool(["a", "b"], max_sessions=2, clock=clock)
     assert sorted(taken(pool, 5)) == ["-", "a", "a", "b", "b"]
 
 
-def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
+def test_spares_stand_in_while_nobody_else_can(clock: HandClock) -> None:
     pool = ServerPool(["a"], ["s"], max_sessions=2, clock=clock)
     assert taken(pool, 3) == ["a", "a", "s"]
     pool = ServerPool(["a"], ["s"], retry_backoff=5.0, clock=clock)
@@ -54,7 +48,7 @@ def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
 
 
 def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = ServerPool(["a"], retry_backoff=5.0, clock=clock)
     server = pool.servers[0]
@@ -79,7 +73,7 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
     assert len(caplog.messages) == 1
 
 
-def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
+def test_a_full_server_is_left_alone_and_not_blamed(clock: HandClock) -> None:
     pool = ServerPool(["a", "b"], clock=clock)
     server = pool.servers[0]
     assert taken(pool, 5) == ["a", "b", "a", "b", "a"]
@@ -100,7 +94,7 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     assert server.failures == 0
 
 
-def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> None:
+def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: HandClock) -> None:
     pool = ServerPool(["a", "b"], ["s"], max_sessions=2, retry_backoff=5.0, clock=clock)
     assert taken(pool, 1) == ["a"]
     pool.give_back(pool.servers[0])
@@ -117,7 +111,7 @@ def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> Non
     assert (pool.servers[0].doubtful_until, pool.servers[0].why) == (0.0, "")
 
 
-def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
+def test_a_server_that_is_full_runs_again(clock: HandClock) -> None:
     pool = ServerPool(["a"], retry_backoff=5.0, clock=clock)
     server = pool.servers[0]
     for rest in (0.0, 5.0, 10.0):  # down for a while

@@ -247,15 +247,20 @@ async def test_a_session_of_the_same_number_on_a_server_that_was_restarted() -> 
         await theirs.close()
 
 
-async def test_progress_that_is_no_json(many: tuple[str, FastAPI]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("text", "/progress answered 'Internal Server Error': the text is not JSON"),
+        ("500", "/progress was answered with 500"),
+    ],
+)
+async def test_progress_that_cannot_be_had_is_a_failure(many: tuple[str, FastAPI], fault: str, told: str) -> None:
     faulty = Faulty(many[1])
     with running(faulty) as url:
         environment = client(url)
         await environment.reset()
-        faulty.rule = lambda method, path: "text" if path.endswith("/progress") else None
-        with pytest.raises(
-            EnvironmentFailure, match="/progress answered 'Internal Server Error': the text is not JSON"
-        ):
+        faulty.rule = lambda method, path: fault if path.endswith("/progress") else None
+        with pytest.raises(EnvironmentFailure, match=told):
             await environment.step(click((5, 5)))
         await environment.close()
 

@@ -19,7 +19,7 @@ from uirl.environments.remote.server.settings import ServerSettings
 
 def test_it_serves_until_it_is_told_to_stop() -> None:
     """One process for all that only a process shows: options, tokens, a client that goes, the end."""
-    leaving = "tests.environments.remote.leaving:Leaving"
+    leaving = "tests.environments.remote.clicking:Leaving"
     arguments = ["--env", leaving, "--option", "words=no", "--option", "number=7", "--sessions", "2", "--idle", "500"]
     arguments += ["--token-env", "A_TOKEN", "--grader-token-env", "G_TOKEN", "--host", "0.0.0.0"]
     tokens = {"A_TOKEN": "a-secret", "G_TOKEN": "g-secret"}
