@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.environments.browser.miniwob_pages import contexts
+from tests.environments.browser.test_chromium import ended, running
 from tests.patience import PATIENCE
 from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments.browser.miniwob import MiniWobEnvironment
@@ -55,29 +56,6 @@ def button(number: int) -> Action:
 
 
 COUNT, HANG, ASK, OPEN, STAY, LEAVE, NAG, SURE, AWAY, CLOSE = (button(number) for number in range(10))
-
-
-def processes() -> dict[int, int]:
-    """The processes of browsers that were started under this one, with their process groups."""
-    rows = subprocess.run(["ps", "-eo", "pid,ppid,pgid,stat,args"], capture_output=True, text=True, check=True).stdout
-    listed = {int(row.split()[0]): row.split() for row in rows.splitlines()[1:]}
-    found = {}
-    for pid, (_, _, group, state, *command) in listed.items():
-        ancestor = pid
-        while ancestor in listed and ancestor != os.getpid():
-            ancestor = int(listed[ancestor][1])
-        # What Python starts for itself stays in its own group.
-        browser = "chrom" in " ".join(command) and "Z" not in state
-        if ancestor == os.getpid() and int(group) != os.getpgrp() and browser:
-            found[pid] = int(group)
-    return found
-
-
-async def gone(groups: set[int]) -> None:
-    """Returns when nothing is left of these process groups: what was killed takes a moment."""
-    async with asyncio.timeout(PATIENCE):
-        while groups & set(processes().values()):
-            await asyncio.sleep(0.05)
 
 
 async def solves(env: Trouble) -> bool:
@@ -268,7 +246,7 @@ async def test_a_browser_killed_under_six_sessions() -> None:
     sessions = [EnvironmentSession(base.spawn()) for _ in range(6)]
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     group = Chromium.shared().pid
-    assert group in processes().values()
+    assert running(group)
 
     async def play(session: EnvironmentSession) -> StepResult:
         while True:
@@ -285,12 +263,13 @@ async def test_a_browser_killed_under_six_sessions() -> None:
     firsts = await asyncio.gather(*(session.reset(seed=1) for session in again))
     assert len({first.images[0].hash for first in firsts}) == 1
     assert Chromium.shared().starts == 2
-    await gone({group})
+    assert ended(group)
     assert await contexts(Chromium.shared()) == 6
     await asyncio.gather(*(session.close() for session in again))
     assert await contexts(Chromium.shared()) == 0
+    group = Chromium.shared().pid
     await Chromium.shared().close()
-    await gone(set(processes().values()))
+    assert ended(group)
 
 
 async def test_16_trajectories_of_a_killed_browser_are_failures_and_are_played_again(vlm: LoadedModel) -> None:
