@@ -150,6 +150,11 @@ def test_names_of_any_kind_are_one_line(name: str, written: str) -> None:
     assert tree_text(list(parse(f"- link {name} [ref=e1] [box=0,0,1,1]")), 300) == written
 
 
+def test_values_are_read_as_playwright_writes_them() -> None:
+    written = r'- text: "C:\\xampp: \x41 \"b\""' + "\n" + '- textbox "a\u2028b": "c: \u2028d"'
+    assert tree_text(list(parse(written)), 100).splitlines() == [r'"C:\xampp: A "b""', 'textbox "a b" = "c: d"']
+
+
 def test_a_tree_of_any_depth_can_be_written() -> None:
     deep = list(parse("\n".join("  " * depth + "- group:" for depth in range(3000))))
     assert len(tree_text(deep, 3000)) <= 3000

@@ -31,6 +31,7 @@ _COUNT = f"""(() => {{
   return count;
 }})()"""
 _LINE = re.compile(r"( *)- (?:'((?:[^']|'')*)'|(.*?))(?::(?: (.*))?)?$")
+_ESCAPED = re.compile(r"\\[\\x]")
 _KEY = re.compile(r'([\w-]+)(?: ("(?:[^"\\]|\\.)*"))?')
 
 
@@ -66,7 +67,7 @@ async def read_tree(tab: Tab) -> list[Node]:
 
 def parse(snapshot: str) -> Iterator[Node]:
     """Yield the lines of one of Playwright's snapshots (https://playwright.dev/python/docs/aria-snapshots)."""
-    for line in snapshot.splitlines():
+    for line in snapshot.split("\n"):  # what else ends a line may stand in a value
         found = _LINE.match(line)
         if found is None:
             continue
@@ -193,13 +194,10 @@ def _describe(node: Node) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return a value of YAML as Playwright writes it: plain, or in double quotes."""
+    """Return a value of YAML as Playwright writes it: plain, or in double quotes with JSON's escapes and \\xNN."""
     if not text.startswith('"'):
         return text
-    try:
-        return str(json.loads(text.replace("\\x", "\\u00"), strict=False))
-    except json.JSONDecodeError:
-        return text.strip('"')
+    return str(json.loads(_ESCAPED.sub(lambda found: found[0].replace("\\x", "\\u00"), text), strict=False))
 
 
 def _one_line(text: str) -> str:
