@@ -169,7 +169,7 @@ def test_a_site_answers_for_its_files_and_for_nothing_outside(tmp_path: Path) ->
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     (folder / "loop").symlink_to("loop")
-    site = Site({"/own": "own"}, folder)
+    site = Site({"/own": b"own"}, folder)
     assert site.answer("http://app.localhost/") == (200, "text/html; charset=utf-8", b"<p>index")
     assert site.answer("http://app.localhost/sub/a%20b.css?x=1#y") == (200, "text/css; charset=utf-8", b"p { }")
     assert site.answer("http://app.localhost/own")[2] == b"own"

@@ -170,12 +170,7 @@ class Page:
 
         async def fulfill(route: Route) -> None:
             with contextlib.suppress(Error):  # whoever asked is gone
-                try:
-                    status, kind, body = answer(route.request.url)
-                except ValueError as error:  # raised here it would meet whichever page makes the next call
-                    _LOG.warning("%s cannot be sent: %s", route.request.url, error)
-                    await route.abort()
-                    return
+                status, kind, body = answer(route.request.url)
                 headers = {"content-type": kind, "cache-control": "no-store"}
                 await route.fulfill(status=status, headers=headers, body=body)
 

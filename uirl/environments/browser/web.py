@@ -49,7 +49,7 @@ _PLACES = """Object.fromEntries(Object.entries(%s).flatMap(([name, selector]) =>
 class Site:
     """Pages that need no server: files by their path, answered by this process. Change them, and a load shows it."""
 
-    def __init__(self, files: Mapping[str, bytes | str] | None = None, folder: Path | None = None) -> None:
+    def __init__(self, files: Mapping[str, bytes] | None = None, folder: Path | None = None) -> None:
         """Serve `files`: path such as '/' or '/style.css' -> content. Files of `folder` answer for the other paths."""
         self.files = dict(files or {})
         self.folder = None if folder is None else folder.resolve()
@@ -58,8 +58,7 @@ class Site:
         """Return status, content type and body of an address; 404 where there is nothing."""
         path = unquote(urlsplit(url).path) or "/"
         if path in self.files:
-            content = self.files[path]
-            return 200, _content_type(path), content.encode() if isinstance(content, str) else content
+            return 200, _content_type(path), self.files[path]
         if self.folder is not None and "\0" not in path:
             with contextlib.suppress(OSError, RuntimeError):  # the second: a link that leads to itself
                 found = (self.folder / path.lstrip("/")).resolve()
@@ -270,6 +269,6 @@ class WebEnvironment(PageEnvironment):
         files = read_files(self.files, type(self).__name__)
         if self.html and "/" in files:
             raise ConfigError(f"{type(self).__name__}: files has '/' beside html, which is that page; leave one out")
-        self._site.files = {**files, **({"/": self.html.encode()} if self.html else {})}
+        self._site.files = files | ({"/": self.html.encode()} if self.html else {})
         self._site.folder = Path(self.folder).resolve() if self.folder else None
         return f"{ORIGIN}/"
