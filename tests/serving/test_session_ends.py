@@ -58,7 +58,7 @@ async def test_a_mistake_in_the_program_tells_a_client_no_address(lm: LoadedMode
             with pytest.raises(Exception, match="object") as told:
                 await ask(client_of(session), [user("hi")])
             assert "0x" not in str(told.value)
-            record = session.end(0.0)
+            record = session.end()
         assert record.failure is not None
         assert "<object object>" in record.failure.message
         assert "0x" not in record.failure.message

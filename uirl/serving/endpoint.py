@@ -187,7 +187,6 @@ def _server() -> ModuleType:
             raise
         raise ConfigError(f"the endpoint needs {error.name}: pip install 'uirl[server]'") from error
     return server
-    return server
 
 
 def _positions(loaded: LoadedModel) -> int:

@@ -112,19 +112,19 @@ class AgentSession:
         mistake of the program a call ran into.
         """
         value = verdict.score if reward is None and verdict is not None else reward
-        record = self._finish(success, verdict, reward_fn if value is None else _always(value))
+        record = self.end(success, verdict, reward_fn if value is None else lambda _: value)
         if self.error is not None:
             raise self.error
         return record
 
-    def end(self, reward: float | None = None) -> Trajectory:
-        """Return the record, whatever a call ran into; `reward` None: nobody judged. Raises ContractError where the
-        session is over."""
-        return self._finish(None, None, None if reward is None else _always(reward))
-
-    def _finish(
-        self, success: bool | None, verdict: Verdict | None, reward_fn: Callable[[Trajectory], float] | None
+    def end(
+        self,
+        success: bool | None = None,
+        verdict: Verdict | None = None,
+        reward_fn: Callable[[Trajectory], float] | None = None,
     ) -> Trajectory:
+        """Return the record, whatever a call ran into; without `reward_fn` nobody judged. Raises ContractError where
+        the session is over."""
         if self._record is not None:
             raise ContractError(f"session {self.id} is over ({self._record.stop_reason}); a record is finished once")
         if not self.transcript.exchanges and self.overlong:
@@ -275,10 +275,6 @@ class AgentSession:
             self._environment_seed,
             metrics,
         )
-
-
-def _always(reward: float) -> Callable[[Trajectory], float]:
-    return lambda record: reward
 
 
 _log = logging.getLogger("uirl.endpoint")
