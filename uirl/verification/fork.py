@@ -65,14 +65,10 @@ class ForkFinder:
             if not alike and self.same(wanted[j], other) and not success.turns[j].done:
                 j += 1  # the successful one missed here too, and went on from the same screen
                 continue
-            if not self._together(failed, i, success, j, self.same(after, other)):
+            if not self.same(after, other) or failed.turns[i].done != success.turns[j].done:
                 return None if alike else Fork(i, j, success.id)
             i, j = i + 1, j + 1
         return None
-
-    def _together(self, failed: Trajectory, i: int, success: Trajectory, j: int, same: bool) -> bool:
-        """Return whether both go on together: they see the same, and neither ends where the other does not."""
-        return same and failed.turns[i].done == success.turns[j].done
 
     def _alike(self, a: object, b: object) -> bool:
         if isinstance(a, str) and a == b:

@@ -104,8 +104,6 @@ class JudgeVerdict:
     obstacle: str
     """What the agent could not control, by most votes: 'none', 'environment', 'task'."""
     screens: ScreenCounts
-    calls_saved: int = 0
-    """Votes that were not asked, because they could change nothing."""
 
     @staticmethod
     def abstaining(reason: str) -> JudgeVerdict:
@@ -139,7 +137,7 @@ class Judge:
         _require_some(shown, counts)
         prompt = ask_verdict(goal, points, record, [screen.number for screen, _ in shown])
         judgements = await self._poll(Judgement, prompt, [picture for _, picture in shown], about)
-        return _verdict(judgements, counts, self.options.votes - len(judgements))
+        return _verdict(judgements, counts)
 
     async def answers_about_beginning(self, evidence: Evidence) -> bool:
         """Return whether the judge answers, asked anew in the same form, about what no policy made: the goal and the
@@ -238,7 +236,7 @@ def _require_some(shown: list[tuple[Screen, bytes]], counts: ScreenCounts) -> No
         )
 
 
-def _verdict(judgements: list[Judgement | None], counts: ScreenCounts, saved: int) -> JudgeVerdict:
+def _verdict(judgements: list[Judgement | None], counts: ScreenCounts) -> JudgeVerdict:
     votes = count_votes([None if judgement is None else judgement.vote for judgement in judgements])
     readable = [judgement for judgement in judgements if judgement is not None]
     outcome = votes.outcome
@@ -254,7 +252,6 @@ def _verdict(judgements: list[Judgement | None], counts: ScreenCounts, saved: in
         sum(judgement.process for judgement in readable) / len(readable),
         max(sorted(set(obstacles)), key=obstacles.count),
         counts,
-        saved,
     )
 
 
