@@ -28,59 +28,6 @@ def add_up(choice: Any) -> dict[str, str]:
     return {"role": "tool", "tool_call_id": call.id, "content": str(result)}
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_openai_chat(lm: LoadedModel, streams: bool) -> None:
-    import openai
-
-    def agent(base_url: str, api_key: str, task: Task) -> bool:
-        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
-            messages: list[Any] = [{"role": "user", "content": ASKED}]
-            for _ in range(2):
-                asked: dict[str, Any] = {"model": "gpt-4o", "messages": messages, "tools": [ADD_TOOL]}
-                if streams:
-                    with client.chat.completions.stream(**asked) as stream:
-                        choice: Any = stream.get_final_completion().choices[0]
-                else:
-                    choice = client.chat.completions.create(**asked).choices[0]
-                messages.append(choice.message)
-                if choice.message.tool_calls:
-                    messages.append(add_up(choice))
-            return choice.message.content == "it is 3"
-
-    record = await played(lm, agent, f"I add\n{ADD}", "it is 3")
-    assert record.success
-    assert [turn.starts_segment for turn in record.turns] == [True, False]
-    assert tool_results(record) == ["3"]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_openai_responses(lm: LoadedModel, streams: bool) -> None:
-    import openai
-
-    tool: Any = {"type": "function", **ADD_TOOL["function"]}  # type: ignore[dict-item]
-
-    def agent(base_url: str, api_key: str, task: Task) -> bool:
-        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
-            items: list[Any] = [{"role": "user", "content": ASKED}]
-            for _ in range(2):
-                asked: dict[str, Any] = {"model": "gpt-4o", "input": items, "tools": [tool], "store": False}
-                if streams:
-                    with client.responses.stream(**asked) as stream:
-                        made: Any = stream.get_final_response()
-                else:
-                    made = client.responses.create(**asked)
-                items += made.output
-                for call in (item for item in made.output if item.type == "function_call"):
-                    result = str(sum(json.loads(call.arguments).values()))
-                    items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
-            return made.output_text == "it is 3"
-
-    record = await played(lm, agent, f"I add\n{ADD}", "it is 3")
-    assert record.success
-    assert [turn.starts_segment for turn in record.turns] == [True, False]
-    assert tool_results(record) == ["3"]
-
-
 @pytest.mark.parametrize("said", [f"I add\n{ADD}", f"<think>one and two</think>\nI add\n{ADD}"])
 async def test_litellm_sends_its_own_messages_back(lm: LoadedModel, said: str) -> None:
     import litellm

@@ -28,5 +28,5 @@ async def engine(lm: LoadedModel) -> AsyncIterator[Watched]:
 
 @pytest.fixture
 async def endpoint(engine: Watched, lm: LoadedModel) -> AsyncIterator[ModelEndpoint]:
-    async with ModelEndpoint(engine, lm, sampling=SamplingParams(max_tokens=8)) as endpoint:
+    async with ModelEndpoint(engine, lm, any_model=True, sampling=SamplingParams(max_tokens=8)) as endpoint:
         yield endpoint

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -27,12 +30,13 @@ OpenAI sends and not every version of the package names."""
 EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
+adapter = cache(TypeAdapter)
 CALL = 'One sum.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é \\"x\\""}}\n</tool_call>'
 
 
 def check(kind: Any, value: Any) -> None:
     """Assert that `value` is a `kind` of the package, with no field that it does not have."""
-    read = TypeAdapter(kind).validate_python(value, strict=True)
+    read = adapter(kind).validate_python(value, strict=True)
     unknown = [(type(model), name) for model in models_in(read) for name in model.model_extra or {}]
     assert not [pair for pair in unknown if pair[1] not in BESIDE], unknown
 
@@ -66,6 +70,12 @@ def pieces(events: Iterator[str]) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def said(choice: Any) -> list[Any]:
+    calls = [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
+    log_probs = choice.logprobs and choice.logprobs.content
+    return [choice.message.role, choice.message.content or "", calls, choice.finish_reason, log_probs]
+
+
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("texts", [("hello wörld",), (CALL,), ("",), ("two", CALL)])
 def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str, ...], more: bool) -> None:
@@ -73,10 +83,14 @@ def test_chat_answers_are_those_of_the_package(lm: LoadedModel, texts: tuple[str
     writer = writer_of(TokenBytes(lm), "m", ChatCall(options, ()), answer_of(lm, *texts))
     check(ChatCompletion, writer.body())
     chunks = pieces(writer.events())
+    state = ChatCompletionStreamState()
     for chunk in chunks:
         check(ChatCompletionChunk, chunk)
-    said = "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"] if c["index"] == 0)
-    assert said == (texts[0] if CALL not in texts[0] else "One sum.")
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    whole, streamed = ChatCompletion.model_validate(writer.body()), state.get_final_completion()
+    assert [said(choice) for choice in streamed.choices] == [said(choice) for choice in whole.choices]
+    assert whole.choices[0].message.content == ("One sum." if CALL in texts[0] else texts[0])
+    assert streamed.usage == (whole.usage if more else None)
     assert [("usage" in chunk) for chunk in chunks] == [more] * len(chunks)
     assert [("prompt_token_ids" in chunk) for chunk in chunks] == [more] + [False] * (len(chunks) - 1)
 
@@ -95,12 +109,19 @@ def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> No
 
 
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"], "return_token_ids": True}])
-@pytest.mark.parametrize("text", ["hello wörld", CALL])
+@pytest.mark.parametrize("text", ["hello wörld", CALL, CALL + CALL, ""])
 def test_responses_are_those_of_the_package(lm: LoadedModel, text: str, more: dict[str, Any]) -> None:
     call = read_responses_call({"model": "m", "input": "hi", "stream": True, **more})
     writer = writer_of(TokenBytes(lm), "m", call, answer_of(lm, text))
-    check(Response, writer.body())
+    check(Response, whole := writer.body())
     events = pieces(writer.events())
     for event in events:
         check(EVENTS[event["type"]], event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["response"]) == ("response.completed", whole)
+    streamed: defaultdict[str, str] = defaultdict(str)
+    for event in events:
+        streamed[event.get("item_id", "")] += event.get("delta", "")
+    for item in whole["output"]:
+        assert streamed[item["id"]] == (item["content"][0]["text"] if "content" in item else item["arguments"])
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == whole["output"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,7 +12,7 @@ import openai
 import pytest
 
 from tests.patience import PATIENCE
-from tests.serving.worlds import ADD, CALLS_ADD, Gate, Watched, ask, client_of, says, user, with_tools
+from tests.serving.worlds import ADD, CALLS_ADD, Gate, Watched, ask, client_of, says, user
 from uirl import ConfigStore
 from uirl.errors import SamplingRefused
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
@@ -25,22 +24,7 @@ from uirl.serving import ModelEndpoint
 HI = [user("hi")]
 
 
-@pytest.fixture
-async def engine(lm: LoadedModel) -> AsyncIterator[TransformersInferenceEngine]:
-    engine = TransformersInferenceEngine(lm)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-async def endpoint(engine: TransformersInferenceEngine, lm: LoadedModel) -> AsyncIterator[ModelEndpoint]:
-    async with ModelEndpoint(engine, lm, any_model=True) as endpoint:
-        yield endpoint
-
-
-async def test_an_answer_is_what_the_engine_says(
-    endpoint: ModelEndpoint, engine: TransformersInferenceEngine, lm: LoadedModel
-) -> None:
+async def test_an_answer_is_what_the_engine_says(endpoint: ModelEndpoint, engine: Watched, lm: LoadedModel) -> None:
     chat = ChatRenderer(lm)
     prompt = tuple(chat.whole([Message("system", "be brief"), Message("user", "hi")]))
     own = await engine.generate(GenerationRequest(prompt, (), SamplingParams(8, 0.7, 0.9, seed=5)))
@@ -62,45 +46,6 @@ async def test_an_answer_is_what_the_engine_says(
     assert [entry.logprob for entry in choice.logprobs.content] == pytest.approx(own.log_probs, abs=1e-5)
     assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (len(prompt), len(own.token_ids))
     assert made.model == "uirl/tiny-lm"
-
-
-def sync_program(base_url: str) -> tuple[str, str]:
-    """(an answer, the same answer streamed), by the plain client in a thread of its own."""
-    with openai.OpenAI(base_url=base_url, api_key="none") as client:
-        asked: dict[str, Any] = {"model": "x", "messages": HI, "max_tokens": 12, "seed": 3}
-        whole = client.chat.completions.create(**asked).choices[0].message.content
-        pieces = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True)]
-    return whole or "", "".join(pieces)
-
-
-async def test_the_plain_client_and_its_stream(endpoint: ModelEndpoint) -> None:
-    whole, streamed = await asyncio.to_thread(sync_program, endpoint.base_url)
-    assert whole
-    assert streamed == whole
-
-
-@pytest.mark.parametrize("kind", ["text", "tools"])
-async def test_a_stream_says_what_the_answer_says(lm: LoadedModel, kind: str) -> None:
-    loaded = with_tools(lm)
-    said = "it is  three,\nI think " if kind == "text" else f"let me see\n{CALLS_ADD}"
-    asked: dict[str, Any] = {"model": "x", "messages": HI, "tools": [ADD], "logprobs": True}
-    async with ModelEndpoint(says(loaded, said), loaded, any_model=True) as endpoint:
-        client = client_of(endpoint)
-        whole = await client.chat.completions.create(**asked, max_tokens=200)
-        async with client.chat.completions.stream(
-            **asked, max_tokens=200, stream_options={"include_usage": True}
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            streamed = await stream.get_final_completion()
-    mine, other = whole.choices[0], streamed.choices[0]
-    assert "chunk" in kinds
-    assert (other.message.role, other.message.content) == ("assistant", mine.message.content)
-    assert other.finish_reason == mine.finish_reason == ("stop" if kind == "text" else "tool_calls")
-    assert [(c.id, c.function.name, c.function.arguments) for c in other.message.tool_calls or []] == [
-        (c.id, c.function.name, c.function.arguments) for c in mine.message.tool_calls or []
-    ]
-    assert [entry.logprob for entry in other.logprobs.content] == [entry.logprob for entry in mine.logprobs.content]
-    assert streamed.usage == whole.usage
 
 
 async def test_tools_that_the_template_does_not_show_are_described_to_the_policy(lm: LoadedModel) -> None:
@@ -197,9 +142,7 @@ async def test_token_ids_stop_a_reply_and_belong_to_it(lm: LoadedModel) -> None:
     assert [token >= 100 for token in choice.token_ids] == [False] * (len(choice.token_ids) - 1) + [True]
 
 
-async def test_completions_take_text_and_token_ids(
-    endpoint: ModelEndpoint, engine: TransformersInferenceEngine, lm: LoadedModel
-) -> None:
+async def test_completions_take_text_and_token_ids(endpoint: ModelEndpoint, engine: Watched, lm: LoadedModel) -> None:
     client = client_of(endpoint)
     ids = lm.tokenizer("press the red")["input_ids"]
     own = await engine.generate(GenerationRequest(tuple(ids), (), SamplingParams(6, seed=1)))

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from tests.inference.pictures import picture
 from tests.serving.worlds import ADD, data_url, user
-from uirl.inference import Generation, LoadedModel, SamplingParams
+from uirl.inference import Generation, LoadedModel
 from uirl.inference.models.chat import ChatRenderer
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
 from uirl.serving.protocol.fields import APIProblem
@@ -40,19 +40,6 @@ ASKED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-
-
-def test_a_whole_request() -> None:
-    call = read_chat_call(ASKED)
-    assert [(m.message.role, m.message.text, m.message.name) for m in call.messages] == [
-        ("system", "be brief", ""),
-        ("user", "look", ""),
-        ("assistant", "", ""),
-        ("tool", "3", "add"),
-    ]
-    assert call.messages[2].message.tool_calls[0].arguments == {"a": 1, "b": [2]}
-    assert (call.options.stop, call.options.include_usage, call.choice.reads_calls) == (("a", "b"), True, True)
-    assert call.options.sampling(SamplingParams(max_tokens=7), None) == SamplingParams(max_tokens=7, temperature=0.5)
 
 
 @pytest.mark.parametrize(

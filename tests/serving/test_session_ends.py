@@ -13,7 +13,7 @@ from uirl.errors import AlignmentError, ContractError, EngineFailure
 from uirl.inference import LoadedModel
 from uirl.inference.base import GenerationRequest
 from uirl.rollout import EpisodeLimits, samples_of
-from uirl.serving import AgentSession, ModelEndpoint
+from uirl.serving import ModelEndpoint
 from uirl.types import Trajectory, Verdict
 
 
@@ -86,26 +86,6 @@ async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
     assert engine.released
 
 
-@pytest.mark.parametrize(("idle", "looks"), [(4.0, 1.0), (3600.0, 30.0)])
-async def test_it_is_looked_for_forgotten_sessions_often_enough(
-    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch, idle: float, looks: float
-) -> None:
-    sleep, waited, twice = asyncio.sleep, list[float](), asyncio.Event()
-
-    async def soon(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 2:
-            twice.set()
-        await sleep(0.001)
-
-    endpoint = ModelEndpoint(says(lm, "yes"), lm, idle_seconds=idle)
-    monkeypatch.setattr(asyncio, "sleep", soon)
-    sweep = asyncio.create_task(endpoint._sweep())
-    await asyncio.wait_for(twice.wait(), PATIENCE)
-    sweep.cancel()
-    assert set(waited) == {looks}
-
-
 async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
     gate = Gate()
     async with ModelEndpoint(Watched(says(lm, "yes"), gate), lm) as endpoint:
@@ -175,16 +155,11 @@ async def test_an_end_without_calls_and_a_reward_that_is_none(endpoint: ModelEnd
     assert (record.failure.kind, record.stop_reason) == ("judge", "failure")
 
 
-@pytest.mark.parametrize("way", ["verdict", "function"])
-async def test_others_may_judge(endpoint: ModelEndpoint, way: str) -> None:
-    session: AgentSession = endpoint.session()
+async def test_the_score_of_a_verdict_is_the_reward(endpoint: ModelEndpoint) -> None:
+    session = endpoint.session()
     await converse(client_of(session), 2)
-    if way == "verdict":
-        record = session.finish(verdict=Verdict(0.75, True, "nice"))
-        assert record.success is True
-    else:
-        record = session.finish(reward_fn=lambda record: len(record) / 2 - 0.25)
-    assert record.rewards == [0.0, 0.75]
+    record = session.finish(verdict=Verdict(0.75, True, "nice"))
+    assert (record.success, record.rewards) == (True, [0.0, 0.75])
 
 
 async def test_closing_the_endpoint_ends_its_sessions_as_failures(lm: LoadedModel) -> None:
