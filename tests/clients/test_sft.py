@@ -224,17 +224,13 @@ def picture_model() -> tuple[Any, Any]:
     return model, Qwen2_5_VLProcessor(images, tokenizer, chat_template=qwen2_5_vl_chat_template)
 
 
-def batches_of(trainer: Any) -> list[Any]:
-    return list(trainer.get_train_dataloader())
-
-
 @pytest.mark.parametrize("each_reply", [False, True])
 def test_trl_sees_the_pictures_of_an_episode(tmp_path: Path, each_reply: bool) -> None:
     model, processor = picture_model()
     file = exported(tmp_path, pictures=True, each_reply=each_reply)
     trainer = trainer_of(model, processor, load(file), tmp_path / "out")
     shown = 0
-    for batch in batches_of(trainer):
+    for batch in trainer.get_train_dataloader():
         at = batch["input_ids"] == processor.image_token_id
         if "pixel_values" in batch:
             shown += len(batch["image_grid_thw"])
