@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from tests.inference.stand_in_http import Answer, Seen, StandIn
+from tests.verification.episodes import shot
 from uirl.images import Screenshot
 from uirl.verification.client import CallLimits, JudgeClient
 from uirl.verification.judge import Judge, JudgeOptions
@@ -99,17 +100,11 @@ def numbers(seen: Seen) -> list[int]:
 
 
 def green(level: int = 200) -> Screenshot:
-    return colour((0, level, 0))
+    return shot((0, level, 0), (16, 16))
 
 
 def red(level: int = 200) -> Screenshot:
-    return colour((level, 0, 0))
-
-
-def colour(rgb: tuple[int, int, int], size: tuple[int, int] = (16, 16)) -> Screenshot:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, rgb).save(buffer, format="PNG")
-    return Screenshot(buffer.getvalue())
+    return shot((level, 0, 0), (16, 16))
 
 
 def judge_of(server: StandIn, memory: Path | None = None, *, votes: int = 1, **limits: Any) -> Judge:

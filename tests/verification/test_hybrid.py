@@ -88,26 +88,8 @@ async def test_a_share_of_what_rules_decide_is_asked_all_the_same(server: Script
     assert judge.quality().overall.n == judge.counts["asked"]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Answer("busy", 429),
-        Answer("broken", 500),
-        Answer("<html>", 200),
-        pytest.param(Answer({}, seconds=5.0), marks=pytest.mark.slow),
-        "no verdict",
-        "I'm sorry, I can't judge.",
-    ],
-)
-async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault: Any) -> None:
-    # a hundred times what an answer takes: only the slow one may be late, however busy the machine is
-    timeout = 1.0 if isinstance(fault, Answer) and fault.seconds else PATIENCE
-
-    def judging(prefer: bool) -> HybridVerifier:
-        return HybridVerifier(
-            judge_of(server, retries=0, timeout=timeout), prefer, rules=RULES, options=HybridOptions(ask="always")
-        )
-
+@pytest.mark.parametrize("fault", [Answer("busy", 429), "no verdict"], ids=["server", "words"])
+async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault: Answer | str) -> None:
     def break_it() -> None:
         if isinstance(fault, str):
             server.replies += [fault]
@@ -116,13 +98,14 @@ async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault:
 
     for prefer in (True, False):
         for sent in (True, False):
-            judge = judging(prefer)
-            await judge.judge.client.ask(*points("goal of sure"))  # type: ignore[union-attr]
+            asked = judge_of(server, retries=0, timeout=PATIENCE)
+            judge = HybridVerifier(asked, prefer, rules=RULES, options=HybridOptions(ask="always"))
+            await asked.client.ask(*points("goal of sure"))
             break_it()
             said = await found(judge, episode("sure", sent, green(), id=f"{prefer}{sent}"))
             assert (said.verifier, said.score) == ("rules", float(sent))
             assert judge.counts["no answer"] == 1
-            await judge.judge.client.ask(*points("goal of weak"))  # type: ignore[union-attr]
+            await asked.client.ask(*points("goal of weak"))
             break_it()
             break_it()  # what it is asked to know whether it answers anybody
             made = episode("weak", False, green())

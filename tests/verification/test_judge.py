@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ async def test_key_points_then_screens_then_the_verdict(server: ScriptedJudge) -
     assert not server.asked("ScreenScores")  # three screens are few
     assert [len(pictures_in(seen)) for seen in server.asked("Judgement")] == [3, 3]
     assert "- it is done" in question(server.asked("Judgement")[0])
+    assert "saw 'screen 1', then said 'done'" in question(server.asked("Judgement")[0])
+    assert "as the person set it:\nOrder two apples." in question(server.asked("KeyPoints")[0])
     assert judge.client.counts["calls"] == 3
     assert judge.client.counts["tokens"] == 300
 
@@ -123,7 +124,6 @@ JUNK = {
         '{"outcome": "success"}',
         '{"success": true}',
         verdict() + verdict(),
-        "It wrote: " + verdict(),  # quoted from somewhere: nothing around the object is allowed
         verdict("perhaps"),
         verdict(process=7),
         verdict(process=1e30),
@@ -221,20 +221,6 @@ async def test_process_is_apart_from_outcome(server: ScriptedJudge) -> None:
     server.replies = [verdict("failure", met="no", process=0.9, obstacle="environment", mistakes="")]
     found = await judge.judge(Evidence(record(final=green())))
     assert (found.outcome, found.process, found.obstacle) == (F, 0.9, "environment")
-
-
-async def test_a_goal_that_the_environment_states_stands_between_marks(server: ScriptedJudge) -> None:
-    judge = judge_of(server)
-    made = record(final=green(), task=Task("no-goal"))
-    await judge.judge(Evidence(made))
-    for asked in (server.asked("KeyPoints")[0], server.asked("Judgement")[0]):
-        mark = asked.body["messages"][0]["content"].partition("between <")[2].partition(">")[0]
-        assert f"The goal is what the first screen tells the agent to do:\n<{mark}>\nscreen 0\n</{mark}>" in question(
-            asked
-        )
-    assert "saw 'screen 1', then said 'done'" in question(server.asked("Judgement")[0])
-    await judge.judge(Evidence(record(final=green(), task=Task("no-goal", goal="Order."))))
-    assert "as the person set it:\nOrder." in question(server.asked("KeyPoints")[-1])
 
 
 async def test_answers_are_kept_by_content_over_processes(server: ScriptedJudge, tmp_path: Path) -> None:
@@ -348,4 +334,4 @@ async def test_the_key_is_sent_and_never_told(
 def test_the_cause_of_a_failure_is_read_from_its_message() -> None:
     assert cause_of("judge rate limit: http://x after 3 tries: 429") == "rate limit"
     assert cause_of("the reward function failed: ValueError") == "other"
-    assert json.dumps(cause_of("judge")) == '"other"'
+    assert cause_of("judge") == "other"

@@ -173,13 +173,18 @@ def test_where_the_judge_answers_nobody_the_run_stops_and_says_so(server: Script
         train(config_of(tmp_path, *judged(server, f"verification.rules={rules}")))
 
 
-def test_rules_alone_reward_a_run(tmp_path: Path) -> None:
+def test_rules_alone_reward_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["judge", str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
     rules = tmp_path / "rules.yaml"
     rules.write_text(GOAL)
     run = train(config_of(tmp_path, f"verification.rules={rules}"))
     with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as store:
         assert all(e.total_reward() == 0.0 and e.verdict is not None and e.verdict.verifier == "rules" for e in store)
     assert "judge/precision" not in read_metrics(RunDirectory.open(run).metrics_path)[-1]
+    (tmp_path / "labels.json").write_text('{"a": "perhaps"}')
+    assert main(["judge-report", str(run), "--labels", str(tmp_path / "labels.json")]) == 2
+    assert "the label of 'a' is 'perhaps'; expected true or false" in capsys.readouterr().err
 
 
 def test_a_verifier_and_a_reward_function_are_one_too_many(tmp_path: Path) -> None:
@@ -198,15 +203,6 @@ def test_stored_groups_are_asked_where_it_matters(server: ScriptedJudge, tmp_pat
     assert len(server.asked("Judgement")) <= 8
     assert main(["judge", str(run), "--limit", "2", *changes]) == 0
     assert (run / "judgements" / "eye-2.jsonl").is_file()
-
-
-def test_mistakes_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["judge", str(tmp_path)]) == 2
-    assert "is no run directory" in capsys.readouterr().err
-    run = train(config_of(tmp_path))
-    (tmp_path / "labels.json").write_text('{"a": "perhaps"}')
-    assert main(["judge-report", str(run), "--labels", str(tmp_path / "labels.json")]) == 2
-    assert "the label of 'a' is 'perhaps'; expected true or false" in capsys.readouterr().err
 
 
 def test_runs_without_a_name_have_budgets_of_their_own(server: ScriptedJudge, tmp_path: Path) -> None:

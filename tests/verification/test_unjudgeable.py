@@ -34,9 +34,9 @@ WAYS: dict[str, Answer | str] = {
 EPISODES = 8
 
 
-def waiting(way: str) -> Any:
+def waiting(way: str, *more: Any) -> Any:
     """A way as a parameter; a second is waited for every answer of one."""
-    return pytest.param(way, marks=pytest.mark.slow) if way == "takes too long" else way
+    return pytest.param(way, *more, marks=pytest.mark.slow if way == "takes too long" else ())
 
 
 class Coverable(ScriptedJudge):
@@ -82,8 +82,9 @@ async def played(judge: HybridVerifier, *, knows: bool = False, retries: int = 1
     return report_on(done, attempts)
 
 
-@pytest.mark.parametrize("votes", [1, 3])
-@pytest.mark.parametrize("way", [waiting(way) for way in WAYS])
+@pytest.mark.parametrize(
+    ("way", "votes"), [*(waiting(way, 1) for way in WAYS), waiting("abstains", 3), waiting("junk", 3)]
+)
 async def test_what_only_this_episode_causes_is_a_loss(server: Coverable, way: str, votes: int) -> None:
     server.fault = WAYS[way]
     asked = judge_of(server, timeout=1.0 if way == "takes too long" else 20.0, retries=0)
