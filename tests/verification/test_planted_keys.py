@@ -8,15 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from tests.inference.stand_in_http import Answer
 from tests.verification.scripted_judge import ScriptedJudge
 from tests.verification.test_runs import RUN
-from tests.viewer.conftest import ADDRESS
+from tests.viewer.conftest import client_of
 from uirl.cli.main import main
-from uirl.viewer.access import Access
-from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
 PLANTED = "planted-7f3a9c"
@@ -73,7 +70,7 @@ def test_no_key_is_kept_or_told(
     told = capfd.readouterr()
     assert PLANTED not in told.out + told.err + caplog.text
     assert holding(tmp_path) == []
-    with TestClient(create_app(Runs([run]), Access("127.0.0.1", 8123)), base_url=ADDRESS) as client:
+    with client_of(Runs([run])) as client:
         rows = client.get("/api/runs/run/trajectories").json()["rows"]
         assert rows
         one = f"/trajectories/{rows[0]['id']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,6 +19,18 @@ from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
 ADDRESS = "http://127.0.0.1:8123"
+
+
+def client_of(runs: Runs, **options: Any) -> TestClient:
+    """Asks a viewer of these runs."""
+    return TestClient(create_app(runs, Access("127.0.0.1", 8123)), base_url=ADDRESS, **options)
+
+
+def get(client: TestClient, path: str, status: int = 200) -> Any:
+    """What is answered, with this status."""
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text
+    return answer.json()
 
 
 @pytest.fixture
@@ -38,7 +51,7 @@ def runs(run) -> Runs:
 
 @pytest.fixture
 def client(runs) -> Iterator[TestClient]:
-    with TestClient(create_app(runs, Access("127.0.0.1", 8123)), base_url=ADDRESS) as opened:
+    with client_of(runs) as opened:
         yield opened
 
 

@@ -10,17 +10,12 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.viewer.conftest import get
 from tests.viewer.runs import make_run, picture, trajectory, turn
 from uirl.storage import TrajectoryStore
 from uirl.types import Action, Observation, PictureTransform, ToolCall
 
 HOSTILE = "<script>alert(1)</script>\u2028\"'><img src=x onerror=alert(1)>\ud800"
-
-
-def get(client, path, status=200):
-    answer = client.get(path)
-    assert answer.status_code == status, answer.text
-    return answer.json()
 
 
 def test_runs_are_listed_and_new_ones_found(client, run):

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.conftest import ADDRESS
+from tests.viewer.conftest import client_of
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
 from uirl.cli.main import main
 from uirl.storage import TrajectoryStore
 from uirl.storage.labels import Label, LabelStore
 from uirl.types import Failure, Observation
-from uirl.viewer.access import Access
-from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
 OTHERS: list[Any] = [None, -1, 10**400, float("nan"), "word", [[1], {}], {"name": [1]}]
@@ -113,8 +111,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(run: Path) -> Iterator[TestClient]:
-    app = create_app(Runs([str(run)]), Access("127.0.0.1", 8123))
-    with TestClient(app, base_url=ADDRESS, raise_server_exceptions=False) as opened:
+    with client_of(Runs([run]), raise_server_exceptions=False) as opened:
         yield opened
 
 

@@ -11,28 +11,19 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from starlette.testclient import TestClient
 
 from tests.folders import unwritable
 from tests.patience import PATIENCE
-from tests.viewer.conftest import ADDRESS
+from tests.viewer.conftest import client_of, get
 from tests.viewer.runs import make_run, passed, trajectory, turn
 from uirl.storage import TrajectoryStore
 from uirl.storage.labels import Label, LabelStore
 from uirl.types import Task, Verdict
-from uirl.viewer.access import Access
-from uirl.viewer.app import create_app
 from uirl.viewer.index import MOST_WORDS, Index, spaced, wanted
 from uirl.viewer.runs import Indexing, Runs
 
 MANY = 8
 LIST = "/api/runs/first/trajectories"
-
-
-def get(client, path, status=200):
-    answer = client.get(path)
-    assert answer.status_code == status, answer.text
-    return answer.json()
 
 
 @pytest.fixture
@@ -171,15 +162,13 @@ def test_a_run_that_is_removed_and_made_anew_is_followed(client, run):
 
 
 def test_a_run_on_a_mount_that_is_read_only_is_shown_and_not_labelled(run):
-    with unwritable(run) as mounted:
-        app = create_app(Runs([mounted]), Access("127.0.0.1", 8123))
-        with TestClient(app, base_url=ADDRESS) as client:
-            assert [row["id"] for row in get(client, LIST)["rows"]] == ["c", "b", "a/1"]
-            assert get(client, f"{LIST}/b")["id"] == "b"
-            assert get(client, "/api/runs/first")["charts"]
-            put = client.put(f"{LIST}/b/label", json={"passed": True})
-            assert put.status_code == 503
-            assert "labels.sqlite" in put.json()["error"]
+    with unwritable(run) as mounted, client_of(Runs([mounted])) as client:
+        assert [row["id"] for row in get(client, LIST)["rows"]] == ["c", "b", "a/1"]
+        assert get(client, f"{LIST}/b")["id"] == "b"
+        assert get(client, "/api/runs/first")["charts"]
+        put = client.put(f"{LIST}/b/label", json={"passed": True})
+        assert put.status_code == 503
+        assert "labels.sqlite" in put.json()["error"]
 
 
 def test_one_run_that_fails_does_not_end_the_index_of_the_others(run, monkeypatch, caplog):

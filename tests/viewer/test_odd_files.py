@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
-from tests.viewer.conftest import ADDRESS
+from tests.viewer.conftest import client_of
 from tests.viewer.runs import make_run, trajectory
-from uirl.viewer.access import Access
-from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
 NOBODY = 65534
@@ -44,12 +41,6 @@ def as_another_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(before)
-
-
-@contextlib.contextmanager
-def client_of(folder: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(Runs([str(folder)]), Access("127.0.0.1", 8123)), base_url=ADDRESS) as opened:
-        yield opened
 
 
 def close(path: Path) -> None:
@@ -84,7 +75,7 @@ CLOSED = [
 @pytest.mark.parametrize(("name", "spoil"), CLOSED)
 def test_what_cannot_be_read_is_said_of_its_run_alone(folder: Path, name: str, spoil: Callable[[Path], None]) -> None:
     spoil(folder / "odd" / name)
-    with as_another_user(), client_of(folder) as client:
+    with as_another_user(), client_of(Runs([folder])) as client:
         listed = {run["key"]: run for run in client.get("/api/runs").json()["runs"]}
         page = client.get("/api/runs/odd")
         metrics = client.get("/api/runs/odd/metrics")
@@ -99,13 +90,10 @@ SAID = [
     ("metrics.jsonl", line(DEEP)),
     ("metrics.jsonl", line('{"step": 1, "time": 1.0, "x": ' + DEEP + "}")),
     ("metrics.jsonl", line('{"step": 1, "time": 1.0, "success": 0.5, "trajectories": 1e999}')),
-    ("metrics.jsonl", line('{"step": 1, "time": 1.0, "success": 0.5, "trajectories": ' + "9" * 400 + "}")),
-    ("metrics.jsonl", line('{"step": 1, "time": {"a": [1]}, "success": "often", "loss": [[1]]}')),
     ("metrics.jsonl", line('{"step": true, "time": 1.0}')),
     ("serve.json", line(DEEP)),
     ("summary.json", line(DEEP)),
     ("summary.json", line('{"a": ' * 900 + "1" + "}" * 900)),
-    ("summary.json", line('{"success_after": NaN}')),
     ("config.yaml", line("a: " + DEEP)),
 ]
 
@@ -113,7 +101,7 @@ SAID = [
 @pytest.mark.parametrize(("name", "spoil"), SAID)
 def test_what_no_run_says_fails_no_page(folder: Path, name: str, spoil: Callable[[Path], None]) -> None:
     spoil(folder / "odd" / name)
-    with client_of(folder) as client:
+    with client_of(Runs([folder])) as client:
         for path in (
             "",
             "/odd",
@@ -131,7 +119,7 @@ def test_what_no_run_says_fails_no_page(folder: Path, name: str, spoil: Callable
 def test_a_number_that_is_none_is_null_everywhere(folder: Path) -> None:
     path = folder / "odd" / "metrics.jsonl"
     path.write_text('{"step": 1, "time": 1.0, "a": 1e999, "b": NaN, "c": -Infinity, "d": 2, "e": ' + "9" * 400 + "}\n")
-    with client_of(folder) as client:
+    with client_of(Runs([folder])) as client:
         (row,) = client.get("/api/runs/odd/metrics").json()["rows"]
     assert row == {"step": 1, "time": 1.0, "a": None, "b": None, "c": None, "d": 2, "e": None}
 
@@ -141,6 +129,6 @@ def test_a_fault_of_the_viewer_hides_one_run(folder: Path, monkeypatch: pytest.M
 
     ends = Run.ends
     monkeypatch.setattr(Run, "ends", lambda self: ends(self) if self.key == "good" else json.loads("1") / 0)
-    with client_of(folder) as client:
+    with client_of(Runs([folder])) as client:
         listed = {run["key"]: run["problem"] for run in client.get("/api/runs").json()["runs"]}
     assert listed == {"good": None, "odd": "the viewer failed: ZeroDivisionError: division by zero"}
