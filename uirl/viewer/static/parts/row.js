@@ -41,13 +41,7 @@ function kindOf(failure) {
 /** A person's label, as a short chip. */
 export function Labelled({ label }) {
   if (label === null || label === undefined) return null;
-  const { passed, error_step: step } =
-    typeof label === "object"
-      ? label
-      : {
-          passed: label === "passed" || label === true ? true : label === "failed" || label === false ? false : null,
-          error_step: null,
-        };
+  const { passed, error_step: step } = typeof label === "object" ? label : { passed: label };
   const words = [
     passed === true ? "✓ passed" : passed === false ? "✗ failed" : "",
     Number.isInteger(step) ? `error at ${step}` : "",
