@@ -171,7 +171,8 @@ async def bisect(judge: Judge, evidence: Evidence) -> PrefixFinding:
         else:
             wrong, reason = middle, said.reason
     if wrong - right > 1:
-        return _as_far_as_known(record, right, wrong, f"the judge abstains at {_numbers(silent)} turns")
+        turns = ", ".join(map(str, sorted(silent)))
+        return _as_far_as_known(record, right, wrong, f"the judge abstains at {turns} turns")
     if wrong > len(record):
         return PrefixFinding(right, None, "judge", "the judge finds no wrong turn; the episode ended too early")
     return PrefixFinding(right, wrong, "judge", f"the judge finds turn {right} wrong: {reason}")
@@ -204,7 +205,3 @@ def _as_far_as_known(record: Trajectory, right: int, wrong: int, why: str) -> Pr
         return PrefixFinding(0, None, "nobody", why)
     bound = f"not more than {wrong - 1}" if known is not None else "perhaps all"
     return PrefixFinding(right, known, "judge", f"{right} turns are right, {bound}; the rest is not known: {why}")
-
-
-def _numbers(values: set[int]) -> str:
-    return ", ".join(map(str, sorted(values)))

@@ -67,7 +67,9 @@ def create_app(runs: Runs, access: Access) -> Any:
     app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
     app.add_exception_handler(InputError, lambda _, error: _error(400, error))
     app.add_exception_handler(UirlError, _unreadable)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(
+        Exception, lambda _, error: _error(500, UirlError(f"the viewer failed: {type(error).__name__}: {error}"))
+    )
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
     rules = access.rules(SHEET)
@@ -79,11 +81,6 @@ def _unreadable(request: Request, error: Exception) -> Response:
     """Return that something is not there or, where it is busy or was to be written, that it did not work now."""
     read = request.method in ("GET", "HEAD") and not isinstance(error, StoreBusy)
     return _error(404 if read else 503, error)
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    """Return that the viewer itself is at fault; the traceback is on its terminal."""
-    return _error(500, UirlError(f"the viewer failed: {type(error).__name__}: {error}"))
 
 
 class Api:

@@ -181,7 +181,7 @@ def heat_of(
     if place is None:
         return None
     spread = [
-        _sigma(one.probability) * (1 if grid is None else side / grid)
+        1 / (math.sqrt(2 * math.pi) * max(one.probability, 1e-6)) * (1 if grid is None else side / grid)
         for one, side in zip(pair, picture.raw_size, strict=True)
     ]
     radius = [min(one, float(side)) for one, side in zip(spread, picture.raw_size, strict=True)]
@@ -196,10 +196,6 @@ def heat_of(
         "radius_y": ry,
         "probability": x.probability * y.probability,
     }
-
-
-def _sigma(probability: float) -> float:
-    return 1 / (math.sqrt(2 * math.pi) * max(probability, 1e-6))
 
 
 # -- their text --------------------------------------------------------------------------------------------------------
