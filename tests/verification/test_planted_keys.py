@@ -39,10 +39,8 @@ def holding(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("actors", [0, 1])
 def test_no_key_is_kept_or_told(
     server: ScriptedJudge,
-    actors: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -58,7 +56,7 @@ def test_no_key_is_kept_or_told(
     memory = f"verification.memory={tmp_path / 'judge.sqlite'}"
     run = str(tmp_path / "run")
     commands = [
-        ["train", *RUN, *judged, memory, f"logging.runs_dir={tmp_path}", f"actors.processes={actors}"],
+        ["train", *RUN, *judged, memory, f"logging.runs_dir={tmp_path}", "actors.processes=1"],
         ["judge", run, f"verification.judge_url={server.url}", "verification.api_key_env=MY_JUDGE_KEY"],
         ["eval", run, "--episodes", "2", "--json", str(tmp_path / "report.json")],
         ["export", run, "--to", "sft", "--out", str(tmp_path / "sft.jsonl")],
