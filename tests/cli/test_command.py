@@ -321,11 +321,6 @@ def test_an_environment_tells_its_options(
     assert "instructions, max_turns, registry" in capsys.readouterr().out
 
 
-def test_python_runs_the_package() -> None:
-    done = subprocess.run([sys.executable, "-m", "uirl", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("uirl ")
-
-
 def test_a_run_directory_is_checked_and_continued_by_its_path(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(whole)]) == 0
     assert "ok    resume" in capsys.readouterr().out
@@ -404,19 +399,6 @@ def test_a_checkpoint_is_of_its_run_from_wherever_it_is_named(tmp_path: Path, mo
         assert found is not None
         assert found.resolve() == tasks
         assert free_record(Path(named)).resolve().parent == tmp_path / "run" / "evaluations"
-
-
-@pytest.mark.parametrize("option", ["trust_remote_code=true", "worker_cls=evil.Worker"])
-def test_an_engine_option_of_a_stored_config_needs_a_word(option: str, tmp_path: Path) -> None:
-    stored = ConfigStore()
-    stored.inference.engine_options = {"max_num_seqs": 4}
-    typed = [f"inference.engine_options.{option}"]
-    assert override_stored(stored, typed, tmp_path).inference.engine_options["max_num_seqs"] == 4
-    key, _, value = option.partition("=")
-    stored.inference.engine_options[key] = True if value == "true" else value
-    with pytest.raises(ConfigError, match=f"type these values, or others: inference.engine_options.{key}="):
-        override_stored(stored, [], tmp_path)
-    override_stored(stored, typed, tmp_path)
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

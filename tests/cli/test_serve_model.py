@@ -1,4 +1,4 @@
-"""`uirl serve-model`, as a process of its own."""
+"""`uirl serve-model`, as a process of its own. With a key and a record: tests/serving/test_guide.py."""
 
 from __future__ import annotations
 
@@ -23,21 +23,16 @@ from uirl.cli.serve_model import send_weights
 from uirl.config import ConfigStore
 from uirl.inference import TransformersInferenceEngine, load_model
 from uirl.learner import Policy
-from uirl.storage import TrajectoryStore
 
 SMALL = ["model.tiny={hidden_size: 32, num_heads: 2}", "inference.max_tokens=6"]
 
 
 @contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[str]:
+def serving(*arguments: str) -> Iterator[str]:
     """The address of a server that runs while the context lasts; it must end in order."""
     command = [sys.executable, "-m", "uirl.cli.main", "serve-model", *arguments, "--port", "0"]
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     try:
         assert process.stdout is not None
@@ -61,51 +56,8 @@ def serving(*arguments: str, **environment: str) -> Iterator[str]:
         process.wait()
 
 
-def test_a_model_is_served_and_its_sessions_are_kept(tmp_path: Path) -> None:
-    record = tmp_path / "kept"
-    with serving(
-        "uirl/tiny-lm", *SMALL, "--record", str(record), "--api-key-env", "KEY_OF_MINE", KEY_OF_MINE="k"
-    ) as url:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client:
-            assert [model.id for model in client.models.list()] == ["uirl/tiny-lm"]
-            ask = {"model": "uirl/tiny-lm", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
-            whole = client.chat.completions.create(**ask)
-            assert whole.usage.completion_tokens <= 6
-            pieces = client.chat.completions.create(**ask, stream=True)
-            assert "".join(c.choices[0].delta.content or "" for c in pieces) == whole.choices[0].message.content
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{url}/v1", api_key="guess").models.list()
-        key = {"authorization": "Bearer k"}
-        opened = httpx.post(f"{url}/sessions", json={"task": "greet", "seed": 3}, headers=key).json()
-        with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
-            reply = agent.chat.completions.create(model="gpt-4o", messages=ask["messages"]).choices[0].message
-            agent.chat.completions.create(model="gpt-4o", messages=[*ask["messages"], reply, *ask["messages"]])
-        grader = {"authorization": f"Bearer {opened['grader_key']}"}
-        assert httpx.post(opened["finish_url"], json={"reward": 1.0}, headers=grader).json()["turns"] == 2
-    with TrajectoryStore(record / "trajectories.sqlite", read_only=True) as store:
-        (stored,) = store
-    assert (stored.id, stored.task.id, stored.rewards) == (opened["id"], "greet", [0.0, 1.0])
-    assert [turn.starts_segment for turn in stored.turns] == [True, False]
-    assert all(turn.rollout_log_probs for turn in stored.turns)
-
-
-def test_a_checkpoint_is_served(tmp_path: Path) -> None:
-    settings = [
-        "model.model_name=uirl/tiny-lm",
-        *SMALL,
-        "environment.name=guess_number",
-        "training.warm_start.enabled=false",
-        "training.num_epochs=1",
-        "training.num_iters_per_epoch=1",
-        "training.batch_size=8",
-        "training.eval_episodes=2",
-        "training.warmup_steps=0",
-        "logging.trackers=[]",
-        "logging.run_name=run",
-        f"logging.runs_dir={tmp_path}",
-    ]
-    assert main(["train", *settings]) == 0
-    with serving(str(tmp_path / "run"), "--name", "mine", "--any-model") as url:
+def test_a_checkpoint_is_served(whole: Path) -> None:
+    with serving(str(whole), "--name", "mine", "--any-model") as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
             made = client.chat.completions.create(model="x", messages=[{"role": "user", "content": "guess"}])
         assert made.model == "mine"
