@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -217,12 +214,6 @@ def test_a_loop_that_is_dropped_ends_its_thread_and_forgets_its_key() -> None:
     assert "secret" not in os.environ.values()
 
 
-def test_it_needs_no_verl() -> None:
-    code = "import sys, uirl; uirl.MobileWorldAgentLoop; print([m for m in sys.modules if m in ('verl', 'ray')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert json.loads(done.stdout.replace("'", '"')) == []
-
-
 # -- any environment ---------------------------------------------------------------------------------------------------
 
 
@@ -243,15 +234,6 @@ def test_the_curriculum_chooses_and_hears() -> None:
     loop.run_full_interaction("b")
     loop.close()
     assert ladder.reports == [["letters/some", True, 1], ["letters/some", True, 2]]
-
-
-def test_the_reward_calculator_and_the_limit_of_steps_hold() -> None:
-    loop = MobileWorldAgentLoop(
-        TwoLooks(), agent_type="text", engine=says("ab"), max_step=1, reward_calculator=lambda trajectory: 7.0
-    )
-    result = loop.run_full_interaction("a", "letters/few")
-    loop.close()
-    assert (result["steps"], result["reward"], result["stop_reason"]) == (1, 7.0, "max_turns")
 
 
 def test_what_does_not_exist_is_told() -> None:

@@ -44,17 +44,6 @@ def processed(processor: Any, *sizes: tuple[int, int]) -> dict[str, Any]:
     return dict(processor(images=shots, return_tensors="pt"))
 
 
-def test_patches_come_back_exactly_from_an_eighth_of_their_size(processor: Any) -> None:
-    pixels = processed(processor, (140, 84), (61, 200))[PIXELS]
-    packed = pack_pixels(pixels, processor)
-    assert packed is not None
-    assert torch.equal(packed.unpack(), pixels)
-    assert packed.unpack().dtype == pixels.dtype
-    assert packed.frames == 2
-    assert packed.codes.nbytes * 8 == pixels.nbytes
-    assert packed.levels.nbytes == 3 * 256 * 4
-
-
 def test_planes_of_other_processors_come_back_too() -> None:
     raw = torch.randint(0, 256, (2, 3, 8, 6), generator=torch.Generator().manual_seed(0)).float()
     packed = pack_pixels(raw / 255)

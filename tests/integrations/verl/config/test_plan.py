@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.verl.config.test_models import run_of_the_local_trainer
 from tests.integrations.verl.config.test_shipped import composed
 from tests.integrations.verl.models import qwen
 from tests.integrations.verl.pages import PAGES, SHIPPED
@@ -227,11 +226,3 @@ def test_the_command_prints_the_sum_and_says_whether_it_fits(
     assert main([*command, "--picture", "large"]) == 2
     assert "expected a picture like 1280x720" in capsys.readouterr().err
     assert main(["verl", "--config", str(path), "--plan", "--sft_model_path", str(tmp_path / "nothing")]) == 2
-
-
-def test_the_command_plans_a_run_of_the_local_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of_the_local_trainer(tmp_path / "run")
-    path = tmp_path / "config.yaml"
-    path.write_text(SHIPPED[FILE])
-    assert main(["verl", "--config", str(path), "--plan", "--sft_model_path", str(run)]) == 0
-    assert "GPU, updating the policy: " in capsys.readouterr().out
