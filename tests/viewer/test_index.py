@@ -69,7 +69,7 @@ def test_a_thread_keeps_nothing_that_it_read_before_another_forgot_everything(in
 def test_a_verdict_that_is_replaced_later_is_listed_filtered_and_counted(client, run):
     assert [row["verdict"] for row in get(client, LIST)["rows"]] == [None, None, True]
     assert get(client, f"{LIST}?verdict=false")["count"] == 0
-    get(client, "/api/runs/first/facets")
+    assert get(client, "/api/runs/first/facets")["task_id"] == [["task", 2], ["other", 1]]
     with TrajectoryStore(run / "trajectories.sqlite") as store:
         store.set_verdict("b", Verdict(1.0, True))
         store.set_verdict("a/1", Verdict(0.0, False))

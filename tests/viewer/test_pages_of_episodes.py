@@ -208,7 +208,7 @@ async def without_heat(tab: Tab) -> Image.Image:
     return ImageChops.difference(before, await screen(tab))
 
 
-@pytest.mark.parametrize("color", ["#ff8a00", "black", "white", "#1b1200"])
+@pytest.mark.parametrize("color", ["#ff8a00", "black", "white"])
 async def test_how_sure_it_was_is_seen_on_a_picture_of_any_colour(
     tab: Tab, folder: Path, tokenizer: Tokenizer, color: str
 ) -> None:
