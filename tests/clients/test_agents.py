@@ -3,7 +3,6 @@ learned from (see `played`)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -244,17 +243,3 @@ async def test_inspect_ai(lm: LoadedModel, tmp_path: Path) -> None:
     assert record.total_reward() == 1.0
     assert [turn.starts_segment for turn in record.turns] == [True, False]
     assert tool_results(record) == ["3"]
-
-
-async def test_agents_side_by_side_have_records_of_their_own(lm: LoadedModel) -> None:
-    import litellm
-
-    def agent(base_url: str, api_key: str, task: Task) -> float:
-        said = litellm.completion(
-            model="openai/any", messages=[{"role": "user", "content": ASKED}], api_base=base_url, api_key=api_key
-        )
-        return float(said.choices[0].message.content == "it is 3")
-
-    records = await asyncio.gather(*[played(lm, agent, "it is 3") for _ in range(4)])
-    assert [len(record) for record in records] == [1] * 4
-    assert [record.total_reward() for record in records] == [1.0] * 4
