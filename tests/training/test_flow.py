@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,12 +43,13 @@ class Actors(Channel):
     """Episodes that end at once, with the version of the weights as they are; those named in `held` wait."""
 
     def __init__(self, config: ConfigStore, held: Sequence[str] = (), failing: Sequence[str] = ()) -> None:
-        super().__init__(GroupRules(config.training.episodes_per_group, config.group_floor))
+        places: Any = SimpleNamespace(slots=asyncio.Semaphore(1000), at_once=1000)
+        parts: Any = SimpleNamespace(engine=None, collector=places, eval_collector=places)
+        super().__init__(parts, GroupRules(config.training.episodes_per_group, config.group_floor))
         self.version = 0
         self.held = {id: asyncio.Event() for id in held}
         self.failing = set(failing)
         self.submitted: list[str] = []
-        self._slots = asyncio.Semaphore(1000)
 
     def submit(self, specs: Sequence[EpisodeSpec]) -> None:
         self.submitted.append(specs[0].group_id)
@@ -64,13 +66,6 @@ class Actors(Channel):
         reward = float(int(spec.trajectory_id[-1]) % 2)
         played.turns.append(Turn(Observation("o"), reward=reward, policy_version=version))
         return played
-
-    def slots(self, split: str) -> asyncio.Semaphore:
-        return self._slots
-
-    @property
-    def at_once(self) -> int:
-        return 1000
 
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         self.version = version

@@ -18,9 +18,9 @@ from uirl.rollout.collector import not_begun
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training import warm_start
-from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.assembly import Assembly, assemble
+from uirl.training.channels.base import GroupRules, LocalChannel
 from uirl.training.channels.choose import local_channel
-from uirl.training.channels.local import LocalChannel
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.tally import Tally
@@ -209,7 +209,7 @@ def test_a_demonstration_whose_actor_was_lost_is_played_again(
     config = settings(tmp_path)
     config.rollout.retries = retries
     parts = assemble(config, taught())
-    channel = Losing(parts.collector, parts.engine, sampling_of(config.inference))
+    channel = Losing(parts, GroupRules(retries=retries))
     demonstrations = Demonstrations(parts, channel, size=5, seed=0)
     if fails:
         with pytest.raises(EnvironmentFailure, match=r"1 of 1 demonstrations failed.*its machine is gone"):

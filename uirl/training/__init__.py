@@ -1,7 +1,6 @@
 """Runs: the loop, its warm start, the channel between actors and learner, evaluation, the record."""
 
-from uirl.training.channels.base import Channel, Group
-from uirl.training.channels.local import LocalChannel
+from uirl.training.channels.base import Channel, Group, LocalChannel
 from uirl.training.checks.preflight import Finding, preflight
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, report_on
 from uirl.training.evaluation.measure import measure

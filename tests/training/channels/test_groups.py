@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
 from uirl.errors import ContractError
-from uirl.inference.base import Weights
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training.channels.base import ENOUGH_DURATIONS, Channel, GroupRules
@@ -25,11 +25,11 @@ class Scripted(Channel):
     """Episodes that end when they are told to, or fail for so many attempts."""
 
     def __init__(self, rules: GroupRules, fails: Mapping[str, int] | None = None) -> None:
-        super().__init__(rules)
+        places: Any = SimpleNamespace(slots=asyncio.Semaphore(1000), at_once=1000)
+        super().__init__(SimpleNamespace(engine=None, collector=places, eval_collector=places), rules)  # type: ignore[arg-type]
         self.ends: dict[str, asyncio.Event] = {}
         self.fails = dict(fails or {})
         self.playing: set[str] = set()
-        self._slots = asyncio.Semaphore(64)
 
     async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
         id = spec.trajectory_id.partition("-r")[0]
@@ -48,16 +48,6 @@ class Scripted(Channel):
     def end(self, *ids: str) -> None:
         for id in ids:
             self.ends.setdefault(id, asyncio.Event()).set()
-
-    def slots(self, split: str) -> asyncio.Semaphore:
-        return self._slots
-
-    @property
-    def at_once(self) -> int:
-        return 64
-
-    async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
-        pass
 
 
 async def soon(channel: Channel, timeout: float = 5.0) -> Any:

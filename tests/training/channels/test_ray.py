@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from tests.patience import PATIENCE
-from tests.training.channels.conformance import ProbeEnvironment, check_channel, probe_config
-from tests.training.channels.test_contract import local, tokens
+from tests.training.channels.probe import ProbeEnvironment, probe_config
+from tests.training.channels.test_contract import check_channel, specs, tokens, until, within
 from uirl.errors import ConfigError
 from uirl.rollout.episode import EpisodeSpec
 from uirl.training.assembly import assemble
-from uirl.training.channels.base import GroupRules
+from uirl.training.channels.base import GroupRules, LocalChannel
 from uirl.training.channels.workers import WorkerChannel, process_channel, ray_channel
 from uirl.types import Task
 
@@ -100,29 +100,21 @@ async def channel_in(folder: Path, **changes: Any) -> AsyncIterator[WorkerChanne
     try:
         yield channel
     finally:
-        await asyncio.wait_for(channel.close(), PATIENCE)
+        await within(channel.close())
         await parts.close()
 
 
 def group(name: str, goal: str, size: int = 4) -> list[EpisodeSpec]:
-    return [EpisodeSpec(Task(id=goal, goal=goal), i, i, f"{name}-{i}", name) for i in range(size)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE / 0.1)):
-        if condition():
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError("it did not come to that")
+    return specs(name, [goal] * size)
 
 
 async def test_ray_actors_play_what_one_process_plays(tmp_path: Path) -> None:
     folders = tmp_path / "local", tmp_path / "ray"
     for folder in folders:
         folder.mkdir()
-    here = await check_channel(local, folders[0])
+    here = await check_channel(LocalChannel, folders[0])
     there = await check_channel(ray_channel, folders[1], ray=RAY)
-    assert tokens(there.groups) == tokens(here.groups)
+    assert tokens(there) == tokens(here)
 
 
 def listening() -> set[tuple[int, Any]]:
@@ -140,12 +132,12 @@ async def test_children_are_talked_to_without_a_socket_that_listens(tmp_path: Pa
     parts = assemble(probe_config(tmp_path, actors={"processes": 2, "engines": 1}))
     channel = process_channel(parts, GroupRules(retries=3))
     try:
-        await asyncio.wait_for(parts.publish(), PATIENCE)
-        await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
+        await within(parts.publish())
+        await within(channel.exchange([group("first", "plays")]))
         await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
         assert listening() == before
     finally:
-        await asyncio.wait_for(channel.close(), PATIENCE)
+        await within(channel.close())
         await parts.close()
 
 
@@ -167,7 +159,7 @@ async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_
     name = f"{Mother.__module__}:{Mother.__name__}"
     async with channel_in(folder, ray=RAY, environment={"name": name}) as channel:
         await channel.publish(None, 1)
-        (first,) = await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
+        (first,) = await within(channel.exchange([group("first", "plays")]))
         channel.submit(group("hanging", "hangs", 2))
         await until(lambda: (folder / "hangs-0").exists())
         busy = [actor.pid for actor in channel.pool.actors if actor.life.active]
@@ -175,7 +167,7 @@ async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_
         os.kill(busy[0], signal.SIGKILL)
         await until(lambda: channel.pool.deaths == 1)
         await channel.give_up()
-        (second,) = await asyncio.wait_for(channel.exchange([group("second", "plays")]), PATIENCE)
+        (second,) = await within(channel.exchange([group("second", "plays")]))
         assert all(t.failure is None for t in [*first.trajectories, *second.trajectories])
         await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
         assert sorted(actor.incarnation for actor in channel.pool.actors) == [1, 2]
@@ -188,14 +180,14 @@ async def test_a_machine_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
         settings = {**RAY, "address": made.address, "actor_resources": {"browser": 1}}
         async with channel_in(tmp_path, ray=settings) as channel:
             await channel.publish(None, 1)
-            await asyncio.wait_for(channel.exchange([group("first", "plays", 8)]), PATIENCE)
+            await within(channel.exchange([group("first", "plays", 8)]))
             await until(lambda: all(actor.state == "ready" for actor in channel.pool.actors))
             channel.submit(group("hanging", "hangs", 8))
             await until(lambda: sum(actor.life.active for actor in channel.pool.actors) == 8)
             await asyncio.to_thread(made.remove_node, second)
             await until(lambda: channel.pool.deaths >= 1)
             await channel.give_up()
-            groups = await asyncio.wait_for(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]), PATIENCE)
+            groups = await within(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]))
             assert all(t.failure is None for g in groups for t in g.trajectories)
             assert sum(actor.state == "ready" for actor in channel.pool.actors) == 1
             # the other waits for a machine, and takes the next one
@@ -209,13 +201,13 @@ async def test_a_cluster_without_a_place_is_told_with_what_is_free(tmp_path: Pat
         async with channel_in(tmp_path, ray=settings) as channel:
             await channel.publish(None, 1)
             with pytest.raises(ConfigError, match=r"needs 0\.25 CPU, 1 browser on one machine.*are free: 1 CPU\."):
-                await asyncio.wait_for(channel.exchange([group("first", "plays")]), PATIENCE)
+                await within(channel.exchange([group("first", "plays")]))
 
 
 RUN = """
 import sys
 from uirl import RayPPOTrainer
-from tests.training.channels.conformance import probe_config
+from tests.training.channels.probe import probe_config
 config = probe_config(sys.argv[1], ray={"use_ray": True, "num_actors": 2, "actor_cpus": 0.25})
 config.training.num_epochs, config.training.num_iters_per_epoch = 1, 1000
 config.training.eval_episodes, config.training.eval_every = 2, None

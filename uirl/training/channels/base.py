@@ -1,8 +1,8 @@
 """Between actors and learner: groups of episodes go out, whole groups come back, weights go out with a version.
 
-The run in one process, many processes and Ray differ in who plays an episode and in where weights go; everything that
-concerns groups is here. What comes back may be older than the newest version: every turn says which version sampled it,
-and whoever receives decides how much staleness it takes.
+The run in one process, many processes and Ray differ in who plays an episode; everything else is here. What comes back
+may be older than the newest version: every turn says which version sampled it, and whoever receives decides how much
+staleness it takes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from uirl.inference.base import Weights
+from uirl.inference.workers import supervisors_of
 from uirl.rollout.attempts import Attempts, cancel_all, play_all
 from uirl.rollout.collector import EpisodePlayer
 from uirl.rollout.episode import EpisodeSpec
-from uirl.rollout.players import Order
+from uirl.rollout.players import Order, Players
+from uirl.training.assembly import Assembly, sampling_of
+from uirl.training.record.processes import ProcessTable
 from uirl.types import Trajectory
 
 DURATIONS = 256
@@ -86,36 +89,38 @@ class _Ordered:
 class Channel(ABC):
     """Carries orders to actors, groups back, and weights out."""
 
-    def __init__(self, rules: GroupRules | None = None) -> None:
-        self.rules = rules or GroupRules()
+    def __init__(self, parts: Assembly, rules: GroupRules) -> None:
+        self.rules = rules
         self.on_finished: Callable[[Trajectory], None] | None = None
         """Hears of every training episode the moment it ends, failed attempts and spares included: the place to write
         it down."""
+        self._engine, self._collectors = parts.engine, {"train": parts.collector, "eval": parts.eval_collector}
+        self._table: ProcessTable | None = None
         self._ordered: dict[str, _Ordered] = {}
         self._done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
         self._seconds: deque[float] = deque(maxlen=DURATIONS)
-
-    # -- what a kind of channel is ---------------------------------------------------------------------------------
 
     @abstractmethod
     async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
         """Play one attempt at one episode. What fails says so in the trajectory; it raises what ends the run."""
 
-    @abstractmethod
     def slots(self, split: str) -> asyncio.Semaphore:
         """Return the places for episodes of a split: one per episode that is played at the same time."""
+        return self._collectors[split].slots
 
     @property
-    @abstractmethod
     def at_once(self) -> int:
         """Training episodes that are played at the same time, at most."""
+        return self._collectors["train"].at_once
 
-    @abstractmethod
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         """Make `version` what actors sample from now on: see `InferenceEngine.update_weights`."""
+        await self._engine.update_weights(weights, version, adapter=adapter)
 
     def keep_table(self, folder: Path) -> None:
         """Write to the run directory `folder` which processes there are, whenever that changes."""
+        self._table = ProcessTable(folder)
+        self._table.follow_engine(self._engine)
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -185,6 +190,8 @@ class Channel(ABC):
     async def close(self) -> None:
         """Stop the actors. Groups under way are dropped."""
         await self.give_up()
+        if self._table is not None:
+            self._table.end()
 
     async def _play(self, ordered: _Ordered) -> None:
         try:
@@ -279,3 +286,22 @@ class _Player:
             retries=self._channel.rules.retries,
             on_finished=self.on_finished,
         )
+
+
+class LocalChannel(Channel):
+    """Actors in this process, on this event loop."""
+
+    def __init__(self, parts: Assembly, rules: GroupRules) -> None:
+        super().__init__(parts, rules)
+        self._players = Players(self._collectors, parts.engine, sampling_of(parts.config.inference))
+
+    async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
+        return await self._players.play_once(spec, order)
+
+    def keep_table(self, folder: Path) -> None:
+        if supervisors_of(self._engine):
+            super().keep_table(folder)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._players.close()

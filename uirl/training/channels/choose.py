@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from uirl.training.assembly import Assembly, sampling_of
-from uirl.training.channels.base import Channel, GroupRules
-from uirl.training.channels.local import LocalChannel
+from uirl.training.assembly import Assembly
+from uirl.training.channels.base import Channel, GroupRules, LocalChannel
 from uirl.training.channels.workers import process_channel, ray_channel
 
 
@@ -22,13 +21,7 @@ def channel_of(parts: Assembly) -> Channel:
 
 def local_channel(parts: Assembly) -> LocalChannel:
     """Return a channel whose actors are in this process, whatever the config says."""
-    return LocalChannel(
-        parts.collector,
-        parts.engine,
-        sampling_of(parts.config.inference),
-        _rules(parts),
-        eval_collector=parts.eval_collector,
-    )
+    return LocalChannel(parts, _rules(parts))
 
 
 def _rules(parts: Assembly) -> GroupRules:

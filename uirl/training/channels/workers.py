@@ -22,7 +22,6 @@ from uirl.rollout.players import Order
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.channels.episodes import ActorJob, EpisodeWorker, Played, Ready, job_for, probe_of
-from uirl.training.record.processes import ProcessTable
 from uirl.training.record.progress import say
 from uirl.types import Trajectory
 from uirl.workers.children import Children
@@ -258,20 +257,15 @@ class ActorPool:
 class WorkerChannel(Channel):
     """Episodes are played by the actors of a pool; the engine is the learner's. `transport` starts their processes."""
 
-    def __init__(self, parts: Assembly, transport: Transport, count: int, rules: GroupRules | None = None) -> None:
+    def __init__(self, parts: Assembly, transport: Transport, count: int, rules: GroupRules) -> None:
         """`count` actors share the places for episodes. Raises ConfigError for what other processes cannot make."""
-        super().__init__(rules or GroupRules(retries=parts.collector.retries))
-        collectors = {"train": parts.collector, "eval": parts.eval_collector}
-        self._table: ProcessTable | None = None
-        self._engine: InferenceEngine = parts.engine
+        super().__init__(parts, rules)
         self._images: ImageStore = parts.images
-        self._at_once = parts.collector.at_once
-        self._slots = {split: asyncio.Semaphore(collector.at_once) for split, collector in collectors.items()}
         pictures = self._images.shared if isinstance(self._images, SharedImageStore) else None
         job, made = job_for(
             parts.config.to_dict(),
             str(parts.config.logging.at(".")),
-            {split: math.ceil(collector.at_once / count) for split, collector in collectors.items()},
+            {split: math.ceil(collector.at_once / count) for split, collector in self._collectors.items()},
             pictures=pictures,
             environment=parts.environment if parts.config.environment.is_object else None,
             reward_fn=parts.collector.options.reward_fn,
@@ -298,40 +292,31 @@ class WorkerChannel(Channel):
             self._images.put(picture)
         return played.trajectory
 
-    def slots(self, split: str) -> asyncio.Semaphore:
-        return self._slots[split]
-
-    @property
-    def at_once(self) -> int:
-        return self._at_once
-
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         self.pool.start()  # they get ready meanwhile
-        await self._engine.update_weights(weights, version, adapter=adapter)
+        await super().publish(weights, version, adapter=adapter)
 
     def keep_table(self, folder: Path) -> None:
-        self._table = ProcessTable(folder)
-        self._table.follow_engine(self._engine)
+        super().keep_table(folder)
         self._note()
 
     async def close(self) -> None:
-        await super().close()
+        await self.give_up()
         await self.pool.close()
-        if self._table is not None:
-            self._table.end()
+        await super().close()
 
     def _note(self) -> None:
         if self._table is not None:
             self._table.set("actor", self.pool.actors)
 
 
-def process_channel(parts: Assembly, rules: GroupRules | None = None) -> WorkerChannel:
+def process_channel(parts: Assembly, rules: GroupRules) -> WorkerChannel:
     """Return a channel whose actors are processes of this machine, `actors.processes` of them."""
     children = Children(lambda actor, line: say(f"[{actor}] {line}"), PRELOADED)
     return WorkerChannel(parts, children, parts.config.actors.processes, rules)
 
 
-def ray_channel(parts: Assembly, rules: GroupRules | None = None) -> WorkerChannel:
+def ray_channel(parts: Assembly, rules: GroupRules) -> WorkerChannel:
     """Return a channel whose actors are in a Ray cluster, `ray.num_actors` of them. Raises ConfigError where there is
     none."""
     settings = parts.config.ray
