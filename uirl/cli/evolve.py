@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigError(f"{path} is a run; go on with it by --resume, or name a config file to begin another")
         config.logging.runs_dir, config.logging.run_name = str(Path(path).resolve().parent), Path(path).resolve().name
     from uirl.pipelines import Evolution
-    from uirl.training.record.live import live_board
+    from uirl.training.record.progress import live_board
     from uirl.training.resume import run_name_for
 
     if path is not None and Path(path).is_file():

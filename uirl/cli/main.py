@@ -190,7 +190,7 @@ def _lead(options: argparse.Namespace, ranks: Ranks | None) -> int:
 
     with ctrl_c_heard():
         from uirl.training import RayPPOTrainer
-        from uirl.training.record.live import live_board
+        from uirl.training.record.progress import live_board
         from uirl.training.resume import run_name_for
 
         if path is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.record.terminal import played, resize
 from uirl.training.record import progress
-from uirl.training.record.live import live_board
+from uirl.training.record.progress import live_board
 
 pytestmark = pytest.mark.actors
 
@@ -19,7 +19,7 @@ import logging, os, sys, time, warnings
 kept = logging.getLogger("kept")
 kept.addHandler(logging.StreamHandler(sys.stderr))
 from uirl.training.record import progress
-from uirl.training.record.live import live_board
+from uirl.training.record.progress import live_board
 
 def step(n):
     row = {"success": n / 10, "reward": n / 5, "turns": 3.2, "time/elapsed": n, "episodes_total": n}

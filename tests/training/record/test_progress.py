@@ -10,7 +10,7 @@ from rich.console import Console
 
 from uirl.training.record import progress
 from uirl.training.record.board import Board
-from uirl.training.record.progress import Activity, FailureNews, _Watch, percent, report_table, say, step_line
+from uirl.training.record.progress import Activity, _Watch, percent, report_table, say, step_line
 from uirl.types import Failure, Trajectory
 
 ROW = {
@@ -162,10 +162,10 @@ def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixtu
 
 
 def test_why_attempts_fail_is_said_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    news = FailureNews()
+    progress.forget_failures()
     for number in range(1, 25):
-        news.tell(Failure("environment", f"cable {number}"))
-    news.tell(Failure("timeout", "it \x1b hangs"))
+        progress.tell_failure(Failure("environment", f"cable {number}"))
+    progress.tell_failure(Failure("timeout", "it \x1b hangs"))
     assert capsys.readouterr().out.splitlines() == [
         "an attempt at an episode failed (environment): cable 1",
         "10 attempts at episodes failed (environment), the last: cable 10",
@@ -204,7 +204,7 @@ async def test_episodes_are_counted_as_they_end_and_the_hook_stays(capsys: pytes
     assert kept == [won, lost]
     assert collector.on_finished is hook
     assert capsys.readouterr().out == "an attempt at an episode failed (actor): gone\n"
-    for begins_anew in (progress._nothing, progress.forget_failures):
-        begins_anew()
-        progress.tell_failure(Failure("actor", "gone again"))
+    progress.tell_failure(Failure("actor", "gone again"))
+    progress.forget_failures()
+    progress.tell_failure(Failure("actor", "gone again"))
     assert capsys.readouterr().out == "an attempt at an episode failed (actor): gone again\n"

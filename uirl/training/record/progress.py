@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 
 from uirl.errors import is_round
 from uirl.metrics import read_metrics
@@ -30,6 +33,8 @@ IN_A_FILE = 60.0
 """Least seconds between two lines of that where no terminal shows them: somebody reads them later, all of them."""
 PAUSE = 1.0
 """Pieces of work with a shorter pause between them are one stretch of work."""
+PER_SECOND = 2
+"""Drawings of a board. One takes 1.4 ms of a processor, so they take a third of a percent of it."""
 
 
 def say(message: str) -> None:
@@ -68,21 +73,6 @@ class Activity:
         return f"{self.what}{count}, {now - self.started:.0f} s" + (f"; waits for {waits_for}" if waits_for else "")
 
 
-class FailureNews:
-    """Says why attempts at episodes fail: at the first of each kind, the tenth, the hundredth and so on."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def tell(self, failure: Failure) -> None:
-        """Count a failure; say it where it is time to."""
-        self._counts[failure.kind] += 1
-        count = self._counts[failure.kind]
-        if is_round(count):
-            what = "an attempt at an episode" if count == 1 else f"{count} attempts at episodes"
-            say(f"{what} failed ({failure.kind}){', the last' if count > 1 else ''}: {failure.message}")
-
-
 class _Watch:
     """Says what is going on where nothing was said for a while; on a thread, since the work may block every loop."""
 
@@ -91,11 +81,11 @@ class _Watch:
         self.last_end = -PAUSE
         self.activities: list[Activity] = []
         self.last_wait = -IN_A_FILE
-        self.news, self.pace = FailureNews(), Board()
-        """Of the run that goes on: what failed, and how fast it is (`board` says it where that is shown)."""
+        self.failures, self.pace = Counter[str](), Board()
+        """Of the run that goes on: how many of each kind, and how fast it is (`board` says it where that is shown)."""
         self.board: Board | None = None
         """Where what goes on is shown all the time; None: it is said."""
-        self.stop_board: Callable[[], None] = _nothing
+        self.stop_board: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
@@ -122,11 +112,15 @@ class _Watch:
             self._idle.set()
         thread.join()
 
+    def current(self) -> Activity | None:
+        """Return the newest activity."""
+        with self._lock:
+            return self.activities[-1] if self.activities else None
+
     def look(self, now: float) -> str | None:
         """Return the line to say now: about the newest activity, once nothing was said for `SILENCE` seconds of work,
         be it one long piece or many short ones; else None. Where that goes to a file, it is a line a minute."""
-        with self._lock:
-            current = self.activities[-1] if self.activities else None
+        current = self.current()
         if current is None or self.board is not None or now - max(self.last_words, self.busy_since) < SILENCE:
             return None
         if now - self.last_wait < IN_A_FILE and not console.is_terminal:
@@ -141,18 +135,69 @@ class _Watch:
                 say(line)
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 _watch = _Watch()
 
 
-def current_activity() -> str | None:
-    """Return what goes on, and for how long; None: nothing in particular."""
-    with _watch._lock:
-        current = _watch.activities[-1] if _watch.activities else None
-    return None if current is None else visible(current.line(time.monotonic()))
+class _Drawing:
+    """A board as `rich` draws it, at the size that the terminal has then."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        current = _watch.current()
+        activity = None if current is None else visible(current.line(time.monotonic()))
+        # the last column and the last lines stay free: a terminal that gets smaller wraps what it has already
+        size = options.max_width - 1, max(1, console.height - 2)
+        yield from self._board.lines(activity, *size, plain=options.ascii_only)
+
+
+@contextlib.contextmanager
+def live_board(title: str = "") -> Iterator[Board | None]:
+    """Return a context in which a board stands at the bottom of the terminal: progress, the newest updates, curves and
+    what goes on. None, and lines as ever, where there is no terminal that can redraw one."""
+    if not (console.is_interactive and console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()):
+        yield None
+        return
+    board = Board(visible(title))
+    live = Live(
+        get_renderable=lambda: _Drawing(board),
+        console=console,
+        refresh_per_second=PER_SECOND,
+        redirect_stderr=sys.stderr.isatty(),
+        vertical_overflow="crop",
+    )
+
+    def stop() -> None:
+        board.over = True
+        live.stop()
+
+    with live:
+        console.show_cursor(True)  # whoever kills this process gives the cursor back to nobody
+        with shown_on(board, stop), _logs_above():
+            try:
+                yield board
+            finally:
+                board.over = True
+
+
+@contextlib.contextmanager
+def _logs_above() -> Iterator[None]:
+    """Let the handlers of `logging` that kept the terminal's own streams write to those that stand above the board."""
+    swapped: list[tuple[Any, Any]] = []
+    proxies = {"stdout": (sys.__stdout__, sys.stdout), "stderr": (sys.__stderr__, sys.stderr)}
+    names = [None, *logging.root.manager.loggerDict]
+    handlers = {id(handler): handler for name in names for handler in logging.getLogger(name).handlers}
+    for handler in handlers.values():
+        for original, proxy in proxies.values():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is original and proxy is not original:
+                swapped.append((handler, original))
+                handler.setStream(proxy)
+    try:
+        yield
+    finally:
+        for handler, original in swapped:
+            handler.setStream(original)
 
 
 @contextlib.contextmanager
@@ -162,23 +207,28 @@ def shown_on(board: Board, stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        _watch.board, _watch.stop_board = None, _nothing
+        _watch.board = _watch.stop_board = None
 
 
 def leave_board() -> None:
     """Leave the board as it is now, if there is one: what is said from now on stands below it."""
-    stop, _watch.board, _watch.stop_board = _watch.stop_board, None, _nothing
-    stop()
+    if _watch.stop_board is not None:
+        stop, _watch.board, _watch.stop_board = _watch.stop_board, None, None
+        stop()
 
 
 def forget_failures() -> None:
     """Let the next failure be the first, and nothing be known of how fast updates are: another run begins."""
-    _watch.news, _watch.pace = FailureNews(), Board()
+    _watch.failures, _watch.pace = Counter(), Board()
 
 
 def tell_failure(failure: Failure) -> None:
-    """Say why an attempt at an episode failed, now and then: see `FailureNews`."""
-    _watch.news.tell(failure)
+    """Say why an attempt at an episode failed: at the first of each kind, the tenth, the hundredth and so on."""
+    _watch.failures[failure.kind] += 1
+    count = _watch.failures[failure.kind]
+    if is_round(count):
+        what = "an attempt at an episode" if count == 1 else f"{count} attempts at episodes"
+        say(f"{what} failed ({failure.kind}){', the last' if count > 1 else ''}: {failure.message}")
 
 
 def tell_progress(what: str, done: int, total: int) -> str:
