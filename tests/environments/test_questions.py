@@ -12,6 +12,7 @@ import pytest
 from uirl import ConfigStore, check_environment
 from uirl.environments.text.questions import QuestionsEnvironment, is_same
 from uirl.errors import ConfigError
+from uirl.training.checks import Finding
 from uirl.training.checks.preflight import _check_environment
 from uirl.training.tasks.task_sets import TaskSets
 from uirl.types import Task
@@ -215,9 +216,9 @@ def test_the_contract_and_its_check_are_of_the_questions_of_the_run() -> None:
         tasks=TaskSets([OF_VERL], [OF_VERL], "a file", of_environment=False),
         config=ConfigStore(),
     )
-    findings: list[tuple[str, bool, str]] = []
-    assert _check_environment(cast(Any, parts), lambda *found: findings.append(found))
-    assert [ok for _, ok, _ in findings] == [True], findings
+    findings: list[Finding] = []
+    assert _check_environment(cast(Any, parts), findings.append)
+    assert [one.ok for one in findings] == [True], findings
 
 
 def test_a_run_without_questions_is_told_what_to_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.gauntlet.faults import FAULTS
 from uirl.cli.begin import path_of
 from uirl.config import load_config
-from uirl.training.checks import learned
+from uirl.training.checks import agreement
 from uirl.training.checks.preflight import preflight
 from uirl.types import Observation, Trajectory, Turn
 
@@ -37,5 +37,5 @@ def test_two_tokens_for_the_beginning_are_named() -> None:
     loaded = SimpleNamespace(tokenizer=SimpleNamespace(bos_token_id=1))
     parts: Any = SimpleNamespace(learner=SimpleNamespace(policy=SimpleNamespace(loaded=loaded)))
     once, twice = (Trajectory(turns=[Turn(Observation("x"), context_ids=ids)]) for ids in ((1, 5), (1, 1, 5)))
-    assert not learned._beginning(parts, [once])
-    assert "two tokens for their beginning" in learned._beginning(parts, [once, twice])
+    assert not agreement._beginning(parts, [once])
+    assert "two tokens for their beginning" in agreement._beginning(parts, [once, twice])

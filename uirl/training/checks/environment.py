@@ -12,6 +12,7 @@ from uirl.environments.session import EnvironmentSession
 from uirl.errors import RolloutFailure
 from uirl.metrics import success_interval
 from uirl.training.assembly import Assembly
+from uirl.training.checks import Finding
 from uirl.training.evaluation.evaluation import HELD_OUT_SEED
 from uirl.training.record.instances import fingerprint_of
 from uirl.training.tasks.sources import UniformTasks
@@ -23,8 +24,8 @@ TRAINED, EVALUATED = 48, 32
 """Instances of training and of evaluation that are begun, to see whether they are the same."""
 
 
-async def check_tasks(parts: Assembly) -> list[tuple[str, bool, str]]:
-    """Return (what, ok, detail) of each check that can be made: whether tasks arrive, whether seeds arrive, and whether
+async def check_tasks(parts: Assembly) -> list[Finding]:
+    """Return what each check found that can be made: whether tasks arrive, whether seeds arrive, and whether
     evaluations are held out. An environment that fails here is named by the check of its contract."""
     found = []
     try:
@@ -38,14 +39,14 @@ async def check_tasks(parts: Assembly) -> list[tuple[str, bool, str]]:
     except RolloutFailure:
         return found
     held_out = _held_out_finding(parts, fixed)
-    if held_out[1] and not parts.environment.fixed_start:
+    if held_out.ok and not parts.environment.fixed_start:
         with contextlib.suppress(RolloutFailure):  # named by the check of the contract
             held_out = await _content_finding(parts, held_out)
     found.append(held_out)
     return found
 
 
-async def _tasks_arrive(parts: Assembly) -> list[tuple[str, bool, str]]:
+async def _tasks_arrive(parts: Assembly) -> list[Finding]:
     distinct: dict[Any, Any] = {}
     for task in parts.tasks.train:
         distinct.setdefault(content_of(task), task)
@@ -58,15 +59,12 @@ async def _tasks_arrive(parts: Assembly) -> list[tuple[str, bool, str]]:
     alike = await look_alike(parts.environment, [(task, seed) for task in tasks], fresh=True, timeout=limit)
     names = ", ".join(repr(task.id) for task in tasks)
     if not alike:
-        return [("tasks", True, f"{len(parts.tasks.train)} tasks, and the environment tells them apart")]
-    return [
-        (
-            "tasks",
-            False,
-            f"the tasks {names} begin, answer and are solved alike: the environment ignores its task; read task.goal, "
-            f"task.checks or task.id in {signature_of(parts.environment)}",
-        )
-    ]
+        return [Finding("tasks", True, f"{len(parts.tasks.train)} tasks, and the environment tells them apart")]
+    detail = (
+        f"the tasks {names} begin, answer and are solved alike: the environment ignores its task; read task.goal, "
+        f"task.checks or task.id in {signature_of(parts.environment)}"
+    )
+    return [Finding("tasks", False, detail)]
 
 
 async def _seeds_alike(parts: Assembly) -> bool:
@@ -75,10 +73,10 @@ async def _seeds_alike(parts: Assembly) -> bool:
     return await look_alike(parts.environment, [(task, first + i) for i in range(SEEDS)], fresh=True, timeout=limit)
 
 
-def _seeds_finding(parts: Assembly, alike: bool) -> tuple[str, bool, str]:
+def _seeds_finding(parts: Assembly, alike: bool) -> Finding:
     if not alike:
-        return ("seeds", True, "other seeds make other instances")
-    return (
+        return Finding("seeds", True, "other seeds make other instances")
+    return Finding(
         "seeds",
         False,
         f"{SEEDS} seeds gave the same episode, though {signature_of(parts.environment)} takes one: every episode is "
@@ -87,29 +85,29 @@ def _seeds_finding(parts: Assembly, alike: bool) -> tuple[str, bool, str]:
     )
 
 
-def _held_out_finding(parts: Assembly, fixed: bool) -> tuple[str, bool, str]:
+def _held_out_finding(parts: Assembly, fixed: bool) -> Finding:
     tasks = parts.tasks
     remedy = "name other tasks: environment.eval_tasks, environment.eval_options or eval_dataset"
     if tasks.repeated:
         detail = (
             f"{len(tasks.repeated)} of {len(tasks.evaluation)} evaluation tasks, such as {tasks.repeated[0].id!r}, "
         )
-        return (
+        return Finding(
             "held-out tasks",
             False,
             detail + f"name the seed of the very instance that training plays; leave the seed out, or {remedy}",
         )
     if fixed and tasks.shared and len(tasks.train) > 1:
         detail = f"{len(tasks.shared)} of {len(tasks.evaluation)} evaluation tasks are training tasks, and a task has "
-        return (
+        return Finding(
             "held-out tasks",
             False,
             detail + f"one instance: the success of an evaluation is that of training; {remedy}",
         )
-    return ("held-out tasks", True, tasks.summary.removeprefix("evaluation: "))
+    return Finding("held-out tasks", True, tasks.summary.removeprefix("evaluation: "))
 
 
-async def _content_finding(parts: Assembly, passed: tuple[str, bool, str]) -> tuple[str, bool, str]:
+async def _content_finding(parts: Assembly, passed: Finding) -> Finding:
     """Return `passed`, or what is wrong: evaluations play instances that begin and are solved like those of training.
 
     Of those of evaluations a share of at least h (the low end of its interval) is found again among `TRAINED` of
@@ -120,8 +118,8 @@ async def _content_finding(parts: Assembly, passed: tuple[str, bool, str]) -> tu
     source = UniformTasks(parts.tasks.evaluation, seed=seed, split="test", instance_seed=HELD_OUT_SEED)
     evaluated = await _begun(parts, parts.eval_environment, source, EVALUATED)
     if len({*trained, *evaluated}) == 1:
-        return (
-            passed[0],
+        return Finding(
+            passed.what,
             True,
             "not known: all instances begin alike, in training and in evaluations; where the environment hides what "
             "makes them differ, it can name it in Observation.state_key",
@@ -132,8 +130,8 @@ async def _content_finding(parts: Assembly, passed: tuple[str, bool, str]) -> tu
     share = 1 - (1 - least) ** max(1.0, groups / TRAINED)
     if share <= 0.5:
         return passed
-    return (
-        passed[0],
+    return Finding(
+        passed.what,
         False,
         f"{hits} of {EVALUATED} instances of an evaluation begin like one of {TRAINED} of training; over the run that "
         f"is at least {100 * share:.0f} % of them, and its success says little of others. Draw from more instances, "

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +28,9 @@ from uirl.success import is_silent, settle_outcomes
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
-from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
+from uirl.training.checks import Finding
+from uirl.training.checks.agreement import TOLERANCE, check_learned, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
-from uirl.training.checks.learned import check_learned
 from uirl.training.plan import settle
 from uirl.training.record.progress import doing
 from uirl.training.tasks.sources import UniformTasks
@@ -83,8 +82,8 @@ def _distance(one: Learner, other: Learner) -> float:
 REMEDY = "set inference.sleep=off, or run the engine on a GPU of its own (inference.server_url)"
 
 
-async def check_sleep(parts: Assembly, played: Sequence[Trajectory]) -> list[tuple[str, bool, str]]:
-    """Return (what, ok, detail) of each check; none where the engine does not sleep.
+async def check_sleep(parts: Assembly, played: Sequence[Trajectory]) -> list[Finding]:
+    """Return what each check found; nothing where the engine does not sleep.
 
     An update is taken while it sleeps. Afterwards its log-probs are those of the learner's new weights, which they are
     not where old weights woke up, where the weights under adapters were lost, or where only a part was loaded again.
@@ -96,14 +95,14 @@ async def check_sleep(parts: Assembly, played: Sequence[Trajectory]) -> list[tup
         ok, detail = await update_reaches_engine(parts, played, asleep=True)
     except EngineFailure as error:  # it does not wake up, or its lost weights make NaN
         ok, detail = False, str(error)
-    found = [("weights after a sleep of the engine", ok, detail if ok else f"{detail}; {REMEDY}")]
+    found = [Finding("weights after a sleep of the engine", ok, detail if ok else f"{detail}; {REMEDY}")]
     if not ok:
         return found
     footprint, what = parts.engine.footprint, "memory of a sleep of the engine"
     if footprint is None:
-        return [*found, (what, True, "not measured: the engine does not tell what it holds")]
+        return [*found, Finding(what, True, "not measured: the engine does not tell what it holds")]
     problems = "; ".join(footprint.problems())
-    return [*found, (what, not problems, f"{problems}; {REMEDY}" if problems else str(footprint))]
+    return [*found, Finding(what, not problems, f"{problems}; {REMEDY}" if problems else str(footprint))]
 
 
 REPLY = 16
@@ -182,16 +181,7 @@ LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """The same over a sequence of thousands of tokens, against another kernel."""
 
 
-class Finding(NamedTuple):
-    """The outcome of one check, in plain words."""
-
-    what: str
-    ok: bool
-    detail: str
-
-
-_Found = Callable[[str, bool, str], None]
-"""Takes a finding."""
+_Found = Callable[[Finding], None]
 
 
 def preflight(
@@ -203,10 +193,10 @@ def preflight(
     """
     findings: list[Finding] = []
 
-    def found(what: str, ok: bool, detail: str) -> None:
-        findings.append(Finding(what, ok, detail))
+    def found(finding: Finding) -> None:
+        findings.append(finding)
         if tell is not None:
-            tell(findings[-1])
+            tell(finding)
 
     if environment is not None:
         config = config.model_copy(deep=True)
@@ -216,7 +206,7 @@ def preflight(
             config = settle(config.check(training=True)).config.check(training=True)
             parts = assemble(config, environment, for_training=True)
     except UirlError as error:
-        found("config and model", False, str(error))
+        found(Finding("config and model", False, str(error)))
         return findings
     loop = EventLoopThread()
     try:
@@ -226,7 +216,7 @@ def preflight(
         if fits:
             with doing("the check of the tasks"):
                 for finding in loop.run(check_tasks(parts)):
-                    found(*finding)
+                    found(finding)
         with doing("the check of episodes"):
             loop.run(_check_episodes(parts, found))
     finally:
@@ -238,11 +228,11 @@ def _check_model(parts: Assembly, found: _Found) -> None:
     loaded = parts.learner.policy.loaded
     count = sum(p.numel() for p in loaded.model.parameters())
     detail = f"{loaded.name}, {count / 1e6:.2f} M parameters, {loaded.dtype} on {loaded.device}"
-    found("config and model", True, detail)
+    found(Finding("config and model", True, detail))
     way = "messages are appended" if parts.chat.incremental else "the template rewrites history: one sample per turn"
     shown = "every role comes back, once and in order"
     pictures = [] if loaded.vision is None or parts.chat.dialect.pictures else ["it drops pictures"]
-    found("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures]))
+    found(Finding("chat template", True, "; ".join([shown, way, *parts.chat.notes(), *pictures])))
 
 
 def _check_environment(parts: Assembly, found: _Found) -> bool:
@@ -252,9 +242,9 @@ def _check_environment(parts: Assembly, found: _Found) -> bool:
         seeds = "seeds reproduce" if report.seeded else "takes no seed"
         notes = "".join(f"; {note}" for note in report.notes)
         detail = f"{report.environment}: {report.episodes} episodes, {report.turns} turns, {seeds}{notes}"
-        found("environment", True, detail)
+        found(Finding("environment", True, detail))
     except UirlError as error:
-        found("environment", False, str(error))
+        found(Finding("environment", False, str(error)))
         return False
     return True
 
@@ -269,23 +259,23 @@ async def _check_episodes(parts: Assembly, found: _Found) -> None:
                 played = (await channel.player(TRAINING).collect(specs))[: len(specs)]
                 shown = await channel.player(Order(expert=True)).collect(specs[:2]) if parts.warm_starts else []
         except UirlError as error:  # actors that do not start, an engine without log-probs
-            found("episodes", False, str(error))
+            found(Finding("episodes", False, str(error)))
             return
         usable = [t for t in played if t.failure is None]
-        found(*_episodes_finding(played))
+        found(_episodes_finding(played))
         if not usable:
             return
-        found(*_success_finding(usable, shown))
-        found(*_token_identity(usable, requests))
-        found(*_control_words(parts, requests))
+        found(_success_finding(usable, shown))
+        found(_token_identity(usable, requests))
+        found(_control_words(parts, requests))
         for finding in check_learned(parts, usable):
-            found(*finding)
-        found(*_log_prob_agreement(parts, usable))
-        found(*await _long_sequences(parts))
-        found(*await _update_reaches_engine(parts, usable))
+            found(finding)
+        found(_log_prob_agreement(parts, usable))
+        found(await _long_sequences(parts))
+        found(await _update_reaches_engine(parts, usable))
         for finding in await check_sleep(parts, usable):
-            found(*finding)
-        found(*_resume(parts, samples_of_all(usable)))
+            found(finding)
+        found(_resume(parts, samples_of_all(usable)))
     finally:
         await parts.close()
 
