@@ -25,7 +25,6 @@ from uirl.training.interrupt import Interrupt
 from uirl.training.plan import settle
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, open_run, run_name_for
-from uirl.training.saving import SaveClock
 
 
 def quick(folder: Path, **training: Any) -> ConfigStore:
@@ -192,28 +191,23 @@ def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
     assert digits(run / "metrics.jsonl") == digits(whole / "metrics.jsonl")
 
 
-def test_a_checkpoint_is_due_by_the_clock_and_by_what_it_costs() -> None:
-    clock = SaveClock(60)
-    clock.saved(100.0, 101.0)
-    assert not clock.due(160.9)
-    assert clock.due(161.0)
-    clock.saved(1000.0, 1120.0)  # 120 s / 0.05 = 2400 s
-    assert not clock.due(3519.0)
-    assert clock.due(3520.0)
-    assert not SaveClock(None).due(1e9)
+def test_a_checkpoint_is_due_by_the_clock_and_by_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seconds = 0.0, 1.0
 
+    def save(*_: Any, **__: Any) -> None:
+        nonlocal now
+        now += seconds
 
-def test_what_was_saved_is_not_due_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(saving, "save_checkpoint", lambda *_, **__: None)
-    saver = saving.Saver(CheckpointConfig(save_seconds=60))
-    now = 60.0
-    assert saver.due()
-    saver.save(tmp_path, cast(Any, None), RunState(), dict)
-    assert not saver.due()
-    now = 120.0
-    assert saver.due()
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    saver, never = (saving.Saver(CheckpointConfig(save_seconds=limit)) for limit in (60, None))
+    for step, (seconds, least) in enumerate([(1.0, 60.0), (120.0, 60.0), (1.0, 2400.0)]):  # 120 s / 0.05
+        now += least - 0.1
+        assert not saver.due()
+        now += 0.2
+        assert saver.due()
+        saver.save(tmp_path, cast(Any, None), RunState(step=step), dict)
+    assert not never.due()
 
 
 # -- which run, which step -----------------------------------------------------------------------------------------

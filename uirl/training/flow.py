@@ -3,10 +3,11 @@ from."""
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from uirl.config import ActorsConfig
@@ -77,8 +78,8 @@ class StalenessBound:
     """Updates to come whose data may have been ordered under another bound."""
     _rose: bool = True
     """The last move was upwards."""
-    _seen: list[tuple[float, float, float]] = field(default_factory=list)
-    """(gap, effective sample size, largest age) of the updates since."""
+    _seen: list[list[float]] = field(default_factory=list)
+    """[gap, effective sample size, largest age] of the updates since."""
     _said: bool = False
     """That the limits do not hold at 1 either."""
 
@@ -90,7 +91,7 @@ class StalenessBound:
         settling, self._settling = self._settling > 0, max(0, self._settling - 1)
         if settling and not self._rose:
             return None
-        self._seen.append((gap, update.get("stale/ess") or 0.0, update.get("stale/age_max") or 0.0))
+        self._seen.append([gap, update.get("stale/ess") or 0.0, update.get("stale/age_max") or 0.0])
         del self._seen[:-WINDOW]
         if len(self._seen) < WINDOW:
             return None
@@ -133,28 +134,16 @@ class StalenessBound:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` continues from, as plain data; nothing of a bound that is fixed."""
-        if self.limits is None:
-            return {}
-        return {
-            "bound": self.bound,
-            "held": self._held,
-            "doubles": self._doubles,
-            "patience": self._patience,
-            "wait": self._wait,
-            "settling": self._settling,
-            "rose": self._rose,
-            "seen": [list(one) for one in self._seen],
-            "said": self._said,
-        }
+        names = () if self.limits is None else self._kept()
+        return {name.lstrip("_"): copy.deepcopy(getattr(self, name)) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; a bound that is fixed stays what it is, and one that was fixed before says nothing."""
-        if self.limits is None or not state.get("bound"):
-            return
-        self.bound, self._held, self._doubles = state["bound"], state["held"], state["doubles"]
-        self._patience, self._wait, self._settling = state["patience"], state["wait"], state["settling"]
-        self._seen = [(gap, ess, age) for gap, ess, age in state["seen"]]
-        self._rose, self._said = state["rose"], state["said"]
+        for name in self._kept() if self.limits is not None and state.get("bound") else ():
+            setattr(self, name, copy.deepcopy(state[name.lstrip("_")]))
+
+    def _kept(self) -> list[str]:
+        return [field.name for field in fields(self) if field.name != "limits"]
 
 
 @dataclass(slots=True)

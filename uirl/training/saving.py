@@ -34,14 +34,14 @@ class SaveClock:
         self._cost = 0.0
         self._last = time.monotonic()
 
-    def due(self, now: float | None = None) -> bool:
-        """Return whether it is time to save; `now` None: the time it is."""
-        now = time.monotonic() if now is None else now
-        return self._seconds is not None and now - self._last >= max(self._seconds, self._cost / LARGEST_SHARE)
+    def due(self) -> bool:
+        """Return whether it is time to save."""
+        least = self._cost / LARGEST_SHARE
+        return self._seconds is not None and time.monotonic() - self._last >= max(self._seconds, least)
 
-    def saved(self, started: float, ended: float | None = None) -> None:
-        """Note a checkpoint that took from `started` to `ended` (None: now), in seconds of `time.monotonic`."""
-        self._last = time.monotonic() if ended is None else ended
+    def saved(self, started: float) -> None:
+        """Note a checkpoint that took from `started`, in seconds of `time.monotonic`, until now."""
+        self._last = time.monotonic()
         self._cost = self._last - started
 
 

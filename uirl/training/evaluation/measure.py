@@ -55,7 +55,8 @@ def measure(
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
     if record is not None:
         record = Path(record).absolute()  # the environment may go to another folder
-        _require_free(record)
+        if record.exists():
+            raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
     path = saved_as(Path(path))
     folder, stored = locate(path)
     config = override_stored(stored, overrides, run_of(path) or path)
@@ -108,7 +109,6 @@ def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[Tra
     if record is None:
         yield None
         return
-    _require_free(record)
     store = TrajectoryStore(record, origin=origin)
     try:
         yield store
@@ -117,11 +117,6 @@ def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[Tra
         store.close()
         if empty:  # of an evaluation that did not begin
             Path(record).unlink()
-
-
-def _require_free(record: str | Path) -> None:
-    if Path(record).exists():
-        raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
 
 
 def free_record(path: Path) -> Path:

@@ -151,8 +151,7 @@ class RunRecord:
 
     def log(self, step: int, row: Mapping[str, Any], phase: str | None = None) -> dict[str, Any]:
         """Write the numbers of one step (of a phase before the first update); as written."""
-        if self._logger is None:
-            raise RuntimeError("the record was not started")
+        assert self._logger is not None
         return self._logger.log(step, row, phase)
 
     def summary(self) -> dict[str, Any] | None:

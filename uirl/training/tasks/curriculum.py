@@ -41,7 +41,6 @@ class CurriculumTasks(UniformTasks):
         curriculum: Curriculum,
         *,
         seed: int,
-        split: str = "train",
         instance_seed: int | None = None,
         signal: Signal | None = None,
     ) -> None:
@@ -53,7 +52,7 @@ class CurriculumTasks(UniformTasks):
         for method in ("sample_task", "update_success_rate"):
             if not callable(getattr(curriculum, method, None)):
                 raise ConfigError(f"a curriculum needs {method}(); {type(curriculum).__name__} has none")
-        super().__init__(tasks, seed=seed, split=split, instance_seed=instance_seed)
+        super().__init__(tasks, seed=seed, instance_seed=instance_seed)
         self._by_id = {task.id: task for task in tasks}
         self._curriculum: Any = curriculum
         self._signal: Signal = signal or (lambda members: None)
