@@ -12,7 +12,7 @@ import torch
 from tests.pipelines.corridor import Corridor
 from tests.training.options import digest
 from uirl import ConfigStore, RayPPOTrainer, read_metrics
-from uirl.training.step_credit import Credited, StepCredit
+from uirl.training.learning import Credited, StepCredit
 from uirl.types import Action, Failure, Observation, Task, Trajectory, Turn
 
 GROUP = ["training.adv_estimator=grpo", "training.group_size=4"]

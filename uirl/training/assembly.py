@@ -23,8 +23,7 @@ from uirl.rollout.reward import RewardFunction
 from uirl.runtime.memory import give_back_memory
 from uirl.training.record.progress import doing
 from uirl.training.resume import run_name_for
-from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
-from uirl.training.tasks.task_sets import TaskSets, task_sets
+from uirl.training.tasks.task_sets import TaskSets, require_shared_instances, require_tasks_arrive, task_sets
 from uirl.verification.hybrid import HybridVerifier
 from uirl.verification.setup import verifier_of
 from uirl.workers.pictures import SharedImageStore, SharedPictures

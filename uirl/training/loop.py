@@ -26,17 +26,15 @@ from uirl.success import settle_outcomes
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import channel_of, open_channel
-from uirl.training.evaluation.controls import play_controls
-from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, play_controls
 from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
 from uirl.training.plan import require_room, settle
-from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, say, tell_step
 from uirl.training.record.record import RunRecord, row_of
-from uirl.training.record.run_state import RunState
+from uirl.training.record.run_state import RunState, fold_row
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
 from uirl.training.saving import Saver, note_best, settle_best
 from uirl.training.summary import summary_of, summary_of_finished, tell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uirl.training.record.history import fold_row
+from uirl.training.record.run_state import fold_row
 
 
 def test_a_mean_is_over_the_rows_that_have_the_metric() -> None:

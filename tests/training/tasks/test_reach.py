@@ -11,7 +11,7 @@ import pytest
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
 from uirl import BaseEnvironment, ConfigError, RayPPOTrainer
-from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
+from uirl.training.tasks.task_sets import require_shared_instances, require_tasks_arrive
 from uirl.types import Task
 
 

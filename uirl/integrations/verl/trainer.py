@@ -33,8 +33,8 @@ from uirl.storage import RunDirectory, free_run_name
 from uirl.training.record.progress import say
 from uirl.training.record.tally import Tally
 from uirl.training.summary import excluded_rows, warn_of_excluded
-from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.sources import tasks_of
+from uirl.training.tasks.task_sets import require_shared_instances, require_tasks_arrive
 
 HOOKS = {
     "trainer.v1.trainer_mode": CREDITING,

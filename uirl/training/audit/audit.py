@@ -38,10 +38,9 @@ from uirl.training.audit.report import NEAR, AuditReport
 from uirl.training.audit.updates import credit_is_seen, near_of, update_again
 from uirl.training.checks.agreement import TOLERANCE, gap_of
 from uirl.training.evaluation.evaluation import EvaluationReport, report_on, specs_of
-from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.record import row_of
-from uirl.training.record.run_state import RunState
+from uirl.training.record.run_state import RunState, fold_row
 from uirl.training.resume import checkpoints_of
 from uirl.training.summary import members_of
 from uirl.training.tasks.sources import UniformTasks

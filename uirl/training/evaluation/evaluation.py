@@ -7,19 +7,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from uirl.environments import BaseEnvironment
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k
 from uirl.rollout.collector import EpisodePlayer
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.success import settle_outcomes
+from uirl.training.assembly import Assembly
+from uirl.training.channels.base import Channel
 from uirl.training.record.instances import HeldOut, instances_of, interval_by_instance
-from uirl.training.record.progress import counted, percent, playing
+from uirl.training.record.progress import counted, percent, playing, say
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Task, Trajectory
 
 HELD_OUT_SEED = 20_250_101
 """Makes tasks and instances of evaluation splits: the same for every run, from other seeds than those of training."""
+LOOKED_AT = 4
+"""Instances by which it is told whether a control hides anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,41 @@ def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
     if len(failures) == len(played):
         first = failures[0]
         raise RolloutFailure(f"all {len(played)} episodes {purpose} failed. The first, {first.kind}: {first.message}")
+
+
+async def play_controls(
+    parts: Assembly, channel: Channel, speakers: set[str], *, episodes: int, metric: Literal["success", "reward"]
+) -> dict[str, float]:
+    """Return name -> `metric` of each control of the environment, played by the actors of `channel`; a control of which
+    nobody says it is left out, and so is one that hides nothing, as where a subclass forgets it. `speakers`: see
+    `report_on`."""
+    results: dict[str, float] = {}
+    training, tasks = parts.config.training, parts.tasks.evaluation
+    found = parts.eval_environment.controls()
+    seen = await _seen(parts, channel, None) if any(isinstance(one, BaseEnvironment) for one in found.values()) else []
+    for name, control in found.items():
+        if seen and isinstance(control, BaseEnvironment) and await _seen(parts, channel, name) == seen:
+            say(f"control {name}: left out, the policy saw in it what it sees without; does `reset` or `step` heed it?")
+            continue
+        player = channel.player(Order("eval", training.eval_temperature, control=name))
+        report = await evaluate_episodes(
+            player, tasks, episodes=episodes, split="test", seed=training.seed, speakers=speakers
+        )
+        value: float | None = getattr(report, metric)
+        if value is not None:
+            results[name] = value
+    parts.engine.stats()
+    return results
+
+
+async def _seen(parts: Assembly, channel: Channel, control: str | None) -> list[object]:
+    """Return all that the policy is shown while it plays greedily some instances of a control; None: those of the
+    environment itself. Empty where an episode failed."""
+    specs = specs_of(parts.tasks.evaluation, LOOKED_AT, split="test", seed=parts.config.training.seed)
+    played = (await channel.player(Order("eval", 0.0, control=control)).collect(specs))[: len(specs)]
+    if any(episode.failure is not None for episode in played):
+        return []
+    return [[(turn.context_ids, turn.context_images) for turn in episode.turns] for episode in played]
 
 
 def report_on(
