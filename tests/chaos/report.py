@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from uirl.storage.trajectories import TrajectorySummary
+from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import percent
 from uirl.training.record.tally import kinds
 
@@ -138,12 +139,7 @@ def balances(ledger: Mapping[str, Any]) -> bool:
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
     """Return '512 ordered: 480 trained, 24 dropped (stale 24), 8 failed (environment 8), 0 in flight'."""
-    dropped, failed = Counter(ledger["dropped"]), Counter(ledger["failed"])
-    return (
-        f"{ledger['ordered']} ordered: {ledger['trained']} trained, {dropped.total()} dropped"
-        f"{f' ({kinds(dropped)})' if dropped else ''}, {failed.total()} failed{f' ({kinds(failed)})' if failed else ''}"
-        f", {ledger['in_flight']} in flight"
-    )
+    return Ledger.from_dict({**ledger, "in_flight": range(ledger["in_flight"])}).words()
 
 
 def odd_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -298,25 +298,21 @@ def test_a_demonstration_that_is_longer_than_replies_may_be_is_told(
     assert len(told) == (tokens == 1)
 
 
-def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {2: 1.0, 4: None}
-    changes = {"steps": 2, "evaluate_every": 2, "stop_at_success": None}
-    assert run_warm_start(tmp_path, monkeypatch, found, **changes)[0]["stopped_at_success"] is None  # it only ended
-    changes["steps"] = 5
-    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
-    assert (measured, done["steps"]) == ([2, 4], 5)
-    assert done["stopped_at_success"] is None  # nobody said it in the last evaluation
-    assert ["reward 0.500" in one for one in said] == [False, True]
-    assert "success" not in said[1]
-
-
-def test_no_reward_is_the_success_that_ends_a_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": 0.3}
-    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, {2: None, 4: None}, **changes)
-    assert (measured, done["steps"], done["stopped_at_success"]) == ([2, 4], 5, None)
-    assert all("reward 0.500" in one and "success" not in one for one in said)
-
-
-def test_a_warm_start_that_is_never_measured_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, {}, steps=3, evaluate_every=None)
-    assert (measured, said, done["steps"], done["stopped_at_success"]) == ([], [], 3, None)
+@pytest.mark.parametrize(
+    ("changes", "found", "measured", "words"),
+    [
+        ({"steps": 2, "stop_at_success": None}, {2: 1.0}, [2], ["success 100.0 %"]),  # it only ended
+        ({"steps": 5, "stop_at_success": None}, {2: 1.0, 4: None}, [2, 4], ["success 100.0 %", "reward 0.500"]),
+        # no reward is the success that ends it
+        ({"steps": 5, "stop_at_success": 0.3}, {2: None, 4: None}, [2, 4], ["reward 0.500"] * 2),
+        ({"steps": 3, "evaluate_every": None}, {}, [], []),
+    ],
+)
+def test_a_warm_start_that_no_success_ends_takes_all_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, found: Any, measured: list[int], words: list[str]
+) -> None:
+    changes = {"evaluate_every": 2, **changes}
+    done, _, when, said, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
+    assert (when, done["steps"], done["stopped_at_success"]) == (measured, changes["steps"], None)
+    assert [word in one for word, one in zip(words, said, strict=True)] == [True] * len(words)
+    assert not any("reward" in one and "success" in one for one in said)

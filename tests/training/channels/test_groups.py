@@ -107,15 +107,6 @@ async def test_a_spare_stands_in_for_an_episode_that_failed_for_good():
     assert sorted(written) == ["a-0", "a-0-r1", "a-1", "a-2"]
 
 
-async def test_a_failed_attempt_is_repeated_and_on_the_record():
-    channel = Scripted(GroupRules(retries=2), fails={"a-0": 1})
-    channel.end("a-0", "a-1")
-    channel.submit(specs("a", 2))
-    group = await soon(channel)
-    assert [t.id for t in group.trajectories] == ["a-0-r1", "a-1"]
-    assert [t.id for t in group.attempts] == ["a-0"]
-
-
 async def test_a_straggler_is_left_behind_once_the_group_has_its_floor():
     channel = Scripted(GroupRules(size=3, floor=2, close_after=3.0))
     for i in range(ENOUGH_DURATIONS):

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.rollout.worlds import Countdown
-from tests.training.test_loop import settings
-from uirl import RayPPOTrainer
 from uirl.errors import RolloutFailure
 from uirl.metrics import clustered_interval
 from uirl.rollout.episode import EpisodeSpec
@@ -43,42 +40,15 @@ async def instances(seed: int, split: str, episodes: int = 32, tries: int = 1) -
     return [spec.environment_seed for spec in played.specs]
 
 
-@pytest.mark.parametrize("split", ["eval", "test"])
-async def test_held_out_instances_are_the_same_for_every_seed_and_none_of_training(split: str) -> None:
-    held_out = await instances(0, split)
-    assert len(set(held_out)) == 32
+async def test_held_out_instances_are_the_same_for_every_seed_and_none_of_training() -> None:
+    held_out = {split: await instances(0, split) for split in ("eval", "test", "warm-start")}
+    together = {instance for found in held_out.values() for instance in found}
+    assert len(together) == 3 * 32
     for seed in (1, 20_250_101):
-        assert await instances(seed, split) == held_out
+        assert {split: await instances(seed, split) for split in held_out} == held_out
     for seed in (0, 1, 20_250_101):
         training = UniformTasks([Task("a")], seed=seed, instance_seed=seed).groups(256, 1)
-        assert not {group[0].environment_seed for group in training} & set(held_out)
-
-
-async def test_the_splits_hold_other_instances() -> None:
-    assert not set(await instances(0, "eval")) & set(await instances(0, "test"))
-
-
-def test_a_run_is_measured_on_instances_it_never_trains_on(tmp_path: Any) -> None:
-    seen: list[int] = []
-
-    class Watched(Countdown):
-        def reset(self, seed: int | None = None) -> Any:
-            assert seed is not None
-            seen.append(seed)
-            return super().reset(seed)
-
-    config = settings(tmp_path, eval_every=1)
-    config.training.warm_start.enabled = False
-    trainer = RayPPOTrainer(config, Watched())
-    trainer.evaluate(8)
-    held_out = set(seen)
-    seen.clear()
-    trained = {spec.environment_seed for group in trainer.tasks.groups(64, 1) for spec in group}
-    trainer.evaluate(8)
-    trainer.cleanup()
-    assert set(seen) == held_out
-    assert len(held_out) == 8
-    assert not held_out & trained
+        assert not {group[0].environment_seed for group in training} & together
 
 
 async def test_tries_share_an_instance_and_episodes_are_all_of_them() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_loop import settings
-from uirl import RayPPOTrainer
-from uirl.cli.main import main
+from uirl import Action, RayPPOTrainer
 from uirl.environments import BaseEnvironment
 from uirl.training import measure
 from uirl.training.evaluation.evaluation import report_on
@@ -129,15 +128,21 @@ def test_letters_in_another_form_of_unicode_are_the_same_content() -> None:
     assert content_of(one) == content_of(other)
 
 
-def test_the_command_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, batch_size=32)
-    config.environment.name, config.environment.options = f"{__name__}:Questions", {}
+class Asked(Questions):
+    """With a control that hides the question, and one that says so and does not."""
+
+    def controls(self) -> dict[str, BaseEnvironment | Action | str]:
+        return {"no_instruction": Questions(None), "forgotten": self.spawn(), "constant": "7"}
+
+
+def test_a_control_that_hides_nothing_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(tmp_path, batch_size=32, group_size=2)
+    config.environment.options = {}
     config.training.warm_start.enabled = False
-    trainer = RayPPOTrainer(config)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
-    capsys.readouterr()
-    assert main(["eval", str(tmp_path / "run"), "--episodes", "32", "--tries", "4"]) == 0
-    said = capsys.readouterr().out
-    assert "32 episodes of 8 instances; NOT HELD OUT: 8 of 8 instances were also trained on" in said
-    assert "held-out" not in said
+    trainer = RayPPOTrainer(config, Asked(10**9))
+    try:
+        summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    finally:
+        trainer.cleanup()
+    assert set(summary["controls"]) == {"no_instruction", "constant"}
+    assert "control forgotten: left out" in " ".join(capsys.readouterr().out.split())

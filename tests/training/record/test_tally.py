@@ -11,7 +11,7 @@ import pytest
 from uirl.training.evaluation.evaluation import report_on
 from uirl.training.record.progress import step_line
 from uirl.training.record.record import row_of
-from uirl.training.record.run_state import RunState
+from uirl.training.record.run_state import RunState, fold_row
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.summary import excluded_rows, warn_of_a_fall, warn_of_excluded
 from uirl.types import Failure, Task, Trajectory, Verdict
@@ -54,26 +54,20 @@ def test_excluded_episodes_and_repeated_attempts_are_counted_apart() -> None:
     assert Tally.from_dict(tally.to_dict()) == tally
 
 
-def test_nobody_said_what_success_is() -> None:
-    tally = tally_of(episodes(0, 0, judge=2))
-    assert (tally.success, tally.success_if_lost) == (None, None)
-    assert tally.words() == "2 of 2 (100.0 %): judge 2"
+def test_what_is_no_evidence_counts_for_the_worst_case_and_for_the_warning() -> None:
+    nobody = tally_of(episodes(0, 0, judge=2))
+    assert (nobody.success, nobody.success_if_lost, nobody.words()) == (None, None, "2 of 2 (100.0 %): judge 2")
     assert (Tally().words(), Tally().share_unseen) == ("0 of 0", 0)
-
-
-def test_attempts_that_were_repeated_count_for_the_worst_case_and_for_the_warning() -> None:
     # a policy that cannot be judged where it loses is played again until it wins: 10 wins of 19 attempts
-    tally = tally_of(episodes(10, 0), episodes(0, 0, judge=9))
-    assert (tally.success, tally.success_if_lost) == (1.0, 10 / 19)
-    assert tally.noteworthy
+    repeated = tally_of(episodes(10, 0), episodes(0, 0, judge=9))
+    assert (repeated.success, repeated.success_if_lost, repeated.noteworthy) == (1.0, 10 / 19, True)
     assert tally_of(episodes(19, 0), episodes(0, 0, judge=1)).noteworthy is False
-
-
-def test_slow_episodes_that_nobody_waited_for_are_excluded() -> None:
-    tally = Tally()
-    tally.add(episodes(6, 2), given_up={"straggler": 1, "surplus": 3})
-    assert (tally.episodes, tally.success, tally.success_if_lost) == (12, 0.75, 0.5)
-    assert tally.noteworthy
+    slow = Tally()
+    slow.add(episodes(6, 2), given_up={"straggler": 1, "surplus": 3})
+    assert (slow.episodes, slow.success, slow.success_if_lost, slow.noteworthy) == (12, 0.75, 0.5, True)
+    failed = Trajectory("t", Task("a"), [], "failure", verdict=Verdict(1.0, passed=True), failure=Failure("judge", "x"))
+    tally = tally_of([*episodes(1, 1), failed])
+    assert (tally.judged, tally.wins, tally.success) == (2, 1, 0.5), "whatever its verdict says"
 
 
 @pytest.mark.parametrize(("failed", "told"), [(1, False), (2, True)])
@@ -101,12 +95,6 @@ def test_what_has_no_name_is_told_without_one(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith(f"leave them out. {tally.words()}\n")
 
 
-def test_a_failed_episode_is_no_evidence_whatever_its_verdict_says() -> None:
-    failed = Trajectory("t", Task("a"), [], "failure", verdict=Verdict(1.0, passed=True), failure=Failure("judge", "x"))
-    tally = tally_of([*episodes(1, 1), failed])
-    assert (tally.judged, tally.wins, tally.success) == (2, 1, 0.5)
-
-
 def test_a_run_counts_the_attempts_apart_from_the_episodes() -> None:
     state = RunState()
     for _ in range(2):
@@ -123,6 +111,18 @@ def test_a_state_is_plain_data_and_back() -> None:
     assert again == state
     assert RunState.from_dict({"step": 3}) == RunState(step=3)
     assert (again.place(), RunState(step=3).place()) == ("step 3 (after 2 steps of the warm start)", "step 3")
+
+
+def test_the_history_holds_means_over_the_rows_of_an_epoch_that_have_a_metric() -> None:
+    history: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+    for row in ({"success": 1.0, "loss": 4.0}, {"success": None}, {"success": 0.0, "loss": 1.0}):
+        counts = fold_row(history, counts, {"epoch": 0, "reward": 3.0} | row)
+    fold_row(history, counts, {"epoch": 1, "success": 1.0})
+    assert history == [
+        {"epoch": 0, "updates": 3, "policy_loss": None, "success": 0.5, "loss": 2.5, "reward": 3.0},
+        {"epoch": 1, "updates": 1, "policy_loss": None, "success": 1.0},
+    ]
 
 
 def line(**of_evaluation: Any) -> str:

@@ -68,7 +68,7 @@ def test_without_another_word_evaluations_take_the_training_tasks() -> None:
 
 def test_an_evaluation_dataset_goes_first() -> None:
     made = sets(["one"], [{"id": "e", "goal": "other"}], eval_options={"rooms": "test"})
-    assert (names(made.evaluation), made.source) == (["e"], "eval_dataset")
+    assert (names(made.evaluation), made.source, made.of_environment) == (["e"], "eval_dataset", False)
 
 
 def test_files_of_tasks(tmp_path: Path) -> None:
@@ -187,9 +187,3 @@ def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
     assert json.loads(capsys.readouterr().out)["tasks"].keys() == {"held out"}
     assert main(["eval", "--checkpoint", "experiments/exp_001/checkpoints/checkpoint_step_7.pt"]) == 2
     assert "checkpoint_step_7.pt does not exist" in capsys.readouterr().err
-
-
-def test_a_dataset_for_evaluations_is_not_the_environments_own() -> None:
-    made = sets(eval_dataset=[{"id": "room/x", "goal": "leave x"}])
-    assert (names(made.evaluation), made.source, made.of_environment) == (["room/x"], "eval_dataset", False)
-    assert not sets(dataset=[{"id": "room/x", "goal": "leave x"}]).of_environment
