@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import Countdown
-from tests.training.test_loop import settings
+from tests.training.test_loop import cold, settings
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
@@ -96,8 +96,7 @@ def test_a_warm_start_needs_a_demonstrator(tmp_path: Path) -> None:
     config.training.warm_start.enabled = True
     with pytest.raises(ConfigError, match=r"warm_start\.enabled=true: got .*, which has no demonstrator"):
         assemble(config, Untaught(), for_training=True)
-    config.training.warm_start.enabled = False
-    assert not assemble(config, Countdown(), for_training=True).warm_starts
+    assert not assemble(cold(tmp_path), Countdown(), for_training=True).warm_starts
 
 
 def test_a_checkpoint_is_warm_started_only_where_that_is_written() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_loop import settings, train, worth
+from tests.training.test_loop import cold, train, worth
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.learner import Learner
 from uirl.training import measure
@@ -19,8 +19,7 @@ from uirl.training.channels.base import Channel
 
 
 def ahead(folder: Path, staleness: int = 2, **training: Any) -> ConfigStore:
-    config = settings(folder, adv_estimator="grpo", group_size=4, **training)
-    config.training.warm_start.enabled = False
+    config = cold(folder, adv_estimator="grpo", group_size=4, **training)
     config.actors.staleness = staleness
     config.checkpoint.save_interval = 1
     return config

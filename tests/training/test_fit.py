@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_loop import settings
+from tests.training.test_loop import cold, settings, train
 from uirl import Callback, GuessNumberEnvironment, RayPPOTrainer, read_metrics
 from uirl.errors import ContractError
 from uirl.inference.models.loading import load_model
@@ -65,8 +65,7 @@ def test_a_trainer_fits_once_at_a_time(tmp_path: Path) -> None:
         finally:
             free.set()
 
-    config = settings(tmp_path)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path)
     trainer = RayPPOTrainer(config, Slow())
     other = threading.Thread(target=second)
     other.start()
@@ -79,8 +78,7 @@ def test_a_trainer_fits_once_at_a_time(tmp_path: Path) -> None:
 
 
 def test_two_calls_in_the_same_moment_are_one(tmp_path: Path) -> None:
-    config = settings(tmp_path)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path)
     trainer = RayPPOTrainer(config)
     together, ended = threading.Barrier(2), []
 
@@ -108,8 +106,7 @@ def test_a_skipped_update_says_that_replies_were_cut_off(cut: int, told: str) ->
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, adv_estimator="grpo", group_size=8)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, adv_estimator="grpo", group_size=8)
     trainer = RayPPOTrainer(config, reward_fn=lambda trajectory: 1.0)
     trainer.fit(num_epochs=1, num_iters_per_epoch=10)
     trainer.cleanup()
@@ -126,9 +123,7 @@ def test_a_checkpoint_that_could_imitate_first_is_told_the_key(
     config = settings(tmp_path)
     load_model(config.model).save(tmp_path / "model")
     config.model.local_path, config.training.warm_start.enabled = str(tmp_path / "model"), enabled
-    trainer = RayPPOTrainer(config)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(config, 1)
     assert ("training.warm_start.enabled=true imitates him first" in " ".join(capsys.readouterr().out.split())) is told
 
 
@@ -149,9 +144,7 @@ def test_an_environment_that_goes_elsewhere_leaves_the_run_where_it_was(
         config.training.warm_start.enabled, config.logging.trackers = False, ("tensorboard",)
         config.checkpoint.output_dir = place
         os.chdir(tmp_path)
-        trainer = RayPPOTrainer(config, Moves())
-        trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-        trainer.cleanup()
+        train(config, 1, Moves())
         run = tmp_path / name / "run"
         assert {"summary.json", "ledger.json", "learning_curve.png", "tensorboard"} <= {p.name for p in run.iterdir()}
         assert (tmp_path / place if place else run / "checkpoints").joinpath("step_000001").is_dir()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_asynchrony import ahead
-from tests.training.test_loop import settings, train, worth
+from tests.training.test_loop import cold, train, worth
 from uirl import ConfigStore, TrajectoryStore, read_metrics
 from uirl.types import Trajectory
 
@@ -21,8 +21,7 @@ def fit(config: ConfigStore, updates: int = 2) -> TrajectoryStore:
 
 
 def text_run(folder: Path, **training: Any) -> ConfigStore:
-    config = settings(folder, **{"adv_estimator": "grpo", "group_size": 4, **training})
-    config.training.warm_start.enabled = False
+    config = cold(folder, **{"adv_estimator": "grpo", "group_size": 4, **training})
     return config
 
 

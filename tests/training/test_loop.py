@@ -73,9 +73,16 @@ def worth(trajectory: Trajectory) -> float:
     return float(sum(len(turn.response_ids) + turn.response_ids[0] for turn in trajectory.turns) % 5)
 
 
-def train(config: ConfigStore, updates: int = 5, **options: Any) -> dict[str, Any]:
+def cold(folder: Path, **training: Any) -> ConfigStore:
+    """The same without a warm start."""
+    config = settings(folder, **training)
+    config.training.warm_start.enabled = False
+    return config
+
+
+def train(config: ConfigStore, updates: int = 5, *given: Any, **options: Any) -> dict[str, Any]:
     """An epoch per update; the trainer is closed afterwards."""
-    trainer = RayPPOTrainer(config, **options)
+    trainer = RayPPOTrainer(config, *given, **options)
     try:
         return trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
     finally:
@@ -128,16 +135,14 @@ def test_a_run_leaves_a_whole_record(whole: Path) -> None:
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
 def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
-    config = settings(tmp_path, adv_estimator=estimator)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, adv_estimator=estimator)
     train(config, 1, reward_fn=worth)
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert row["skipped"] == 0
 
 
 def test_the_states_that_gigpo_compares_are_those_of_the_stored_trajectories(tmp_path: Path) -> None:
-    config = settings(tmp_path, adv_estimator="gigpo", group_size=4)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, adv_estimator="gigpo", group_size=4)
     trainer = RayPPOTrainer(config)
     update, given = trainer.learner.update, {}
     trainer.learner.update = lambda samples, anchors, **_: given.update(anchors) or update(samples, anchors=anchors)
@@ -155,7 +160,7 @@ import sys, time, torch
 from pathlib import Path
 torch.set_num_threads(1)
 sys.path.insert(0, {root!r})
-from tests.training.test_loop import saving, train
+from tests.training.test_loop import cold, saving, train
 train(saving(Path({folder!r}), adv_estimator={estimator!r}))
 """
 
@@ -196,9 +201,8 @@ def test_the_same_seed_gives_the_same_run_and_another_another(whole: Path, tmp_p
 
 
 def test_failures_are_recorded_and_never_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path)
+    config = cold(tmp_path)
     config.rollout.retries = 0
-    config.training.warm_start.enabled = False
 
     class Sick(Fragile):
         def step(self, action: str) -> Any:
@@ -255,12 +259,9 @@ class Lottery(Countdown):
 
 @pytest.mark.parametrize(("resamples", "alive"), [(0, 5), (9, 8)])
 def test_dead_groups_are_replaced_and_stay_on_the_record(tmp_path: Path, resamples: int, alive: int) -> None:
-    config = settings(tmp_path, adv_estimator="grpo", group_size=2)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, adv_estimator="grpo", group_size=2)
     config.algorithm.max_resamples = resamples
-    trainer = RayPPOTrainer(config, Lottery(2))
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(config, 1, Lottery(2))
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     replaced = int(row["count/replaced_groups"])
     assert (replaced > 0) == (resamples > 0)
@@ -273,12 +274,9 @@ def test_dead_groups_are_replaced_and_stay_on_the_record(tmp_path: Path, resampl
 
 
 def test_an_update_keeps_its_size_where_nothing_lives(tmp_path: Path) -> None:
-    config = settings(tmp_path, adv_estimator="grpo", group_size=2)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, adv_estimator="grpo", group_size=2)
     config.algorithm.max_resamples = 2
-    trainer = RayPPOTrainer(config, Lottery(1 << 62))
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(config, 1, Lottery(1 << 62))
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert (row["trajectories"], row["skipped"], row["episodes_total"]) == (16, 1, 48)
 
@@ -290,8 +288,7 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
         def reset(self) -> Any:
             raise OSError("no such device")
 
-    config = settings(tmp_path)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path)
     trainer = RayPPOTrainer(config, Dead())
     with pytest.raises(
         RolloutFailure, match=r"^all 16 episodes of this update.*\. The first, environment:.*no such device"
@@ -368,9 +365,7 @@ def test_an_environment_that_was_an_object_is_not_mistaken_for_the_one_that_is_n
     config = settings(tmp_path)
     config.environment.name = "screen"
     game = GuessNumberEnvironment(n=3, guesses=2)
-    trainer = RayPPOTrainer(config, game)
-    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    summary = train(config, 1, game)
     assert config.environment.name == "screen", "the config of the caller stays as it is"
     for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step_000001"):
         with pytest.raises(ConfigError, match=r"an object of uirl\..*:GuessNumberEnvironment"):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rollout.worlds import Countdown
 from tests.threads import left_since
-from tests.training.test_loop import settings
+from tests.training.test_loop import cold, settings, train
 from uirl import RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError
 from uirl.learner import latest_checkpoint, save_checkpoint
@@ -170,12 +170,9 @@ def test_a_success_that_nobody_knows_stops_nothing_and_no_thread_stays(tmp_path:
             look, reward, done, _ = super().step(action)
             return look, reward, done, {}
 
-    config = settings(tmp_path, eval_every=1, stop_at_success=0.5)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path, eval_every=1, stop_at_success=0.5)
     before = set(threading.enumerate())
-    trainer = RayPPOTrainer(config, Silent(length=1))
-    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
-    trainer.cleanup()
+    summary = train(config, 2, Silent(length=1))
     assert (summary["steps"], summary["success_after"]) == (2, None)
     assert summary["reward_after"] is not None
     assert not left_since(before)
@@ -192,9 +189,7 @@ def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(
     ):
         config.training.warm_start.enabled = False
         config.logging.print_every = 100
-        trainer = RayPPOTrainer(config)
-        summary = trainer.fit(num_epochs=3, num_iters_per_epoch=1)
-        trainer.cleanup()
+        summary = train(config, 3)
         assert "step    1/3" in capsys.readouterr().out, "the last update is told, whatever made it the last"
         assert (summary["steps"], summary["stopped_because"]) == (1, reason)
         assert summary["warm_start"] is None

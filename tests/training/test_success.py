@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.inference.pictures import picture
-from tests.training.test_loop import settings
+from tests.training.test_loop import cold, settings, train
 from uirl import RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.curriculum import TaskCurriculum
 from uirl.environments import BaseEnvironment
@@ -86,9 +86,7 @@ def test_every_count_sees_the_true_rate_whatever_ends_the_others(
     config = settings(tmp_path, eval_every=1, stop_at_success=0.9)
     changes = ["checkpoint.keep_best=success", "curriculum.enabled=true", "training.warm_start.enabled=false"]
     config = config.override(changes + [f"{key}={value}" for key, value in ENDS[end].items()])
-    trainer = RayPPOTrainer(config, Late())
-    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
-    trainer.cleanup()
+    summary = train(config, 2, Late())
     run = tmp_path / "run"
     with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as store:
         episodes = {one.id: (one, store.get(one.id)) for one in store.list()}
@@ -144,11 +142,8 @@ class Worsening(Late):
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_run_whose_success_fell_says_so(stays: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind = type("Worsening", (Worsening,), {"after": stays})
-    config = settings(tmp_path)
-    config.training.warm_start.enabled = False
-    trainer = RayPPOTrainer(config, kind())
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    config = cold(tmp_path)
+    train(config, 1, kind())
     assert ("SUCCESS FELL" in capsys.readouterr().out) == (not stays)
 
 

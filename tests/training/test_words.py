@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_loop import settings
-from uirl import RayPPOTrainer
+from tests.training.test_loop import cold, train
 from uirl.environments import BaseEnvironment
 from uirl.training.evaluation.evaluation import report_on
 from uirl.training.record.run_state import RunState
@@ -35,13 +34,10 @@ class Cost(BaseEnvironment):
 
 
 def test_the_controls_of_rewards_are_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, eval_every=1)
+    config = cold(tmp_path, eval_every=1)
     config.environment.options = {}
-    config.training.warm_start.enabled = False
     config.checkpoint.keep_best = "reward"
-    trainer = RayPPOTrainer(config, Cost())
-    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
-    trainer.cleanup()
+    summary = train(config, 2, Cost())
     said = capsys.readouterr().out
     assert summary["controls"] == {"always one": pytest.approx(-3.2)}
     assert summary["controls_metric"] == "reward"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_loop import settings
-from uirl import Action, RayPPOTrainer
+from tests.training.test_loop import cold, train
+from uirl import Action
 from uirl.environments import BaseEnvironment
 from uirl.training import measure
 from uirl.training.evaluation.evaluation import report_on
@@ -42,15 +42,10 @@ class Questions(BaseEnvironment):
 
 
 def run(folder: Path, questions: int | None, updates: int = 1, **training: Any) -> dict[str, Any]:
-    config = settings(folder, batch_size=32, group_size=2, **training)
+    config = cold(folder, batch_size=32, group_size=2, **training)
     config.environment.options = {}
-    config.training.warm_start.enabled = False
     config.checkpoint.resume = (folder / "run").exists()
-    trainer = RayPPOTrainer(config, Questions(questions))
-    try:
-        return trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
-    finally:
-        trainer.cleanup()
+    return train(config, updates, Questions(questions))
 
 
 CASES = {  # questions -> may it be called held out, its words
@@ -136,13 +131,8 @@ class Asked(Questions):
 
 
 def test_a_control_that_hides_nothing_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, batch_size=32, group_size=2)
+    config = cold(tmp_path, batch_size=32, group_size=2)
     config.environment.options = {}
-    config.training.warm_start.enabled = False
-    trainer = RayPPOTrainer(config, Asked(10**9))
-    try:
-        summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    finally:
-        trainer.cleanup()
+    summary = train(config, 1, Asked(10**9))
     assert set(summary["controls"]) == {"no_instruction", "constant"}
     assert "control forgotten: left out" in " ".join(capsys.readouterr().out.split())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.training.test_loop import settings
-from uirl import RayPPOTrainer
+from tests.training.test_loop import cold, train
 from uirl.training.record.board import Board
 from uirl.training.record.progress import shown_on, tell_earlier
 
@@ -13,17 +12,12 @@ from uirl.training.record.progress import shown_on, tell_earlier
 def watched(config, updates: int) -> Board:
     board = Board()
     with shown_on(board, lambda: None):
-        trainer = RayPPOTrainer(config, reward_fn=lambda trajectory: 1.0)
-        try:
-            trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
-        finally:
-            trainer.cleanup()
+        train(config, updates, reward_fn=lambda trajectory: 1.0)
     return board
 
 
 def test_curves_and_table_go_on_at_a_resume(tmp_path: Path) -> None:
-    config = settings(tmp_path)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path)
     config.training.eval_every = None
     config.checkpoint.save_interval = 1
     first = watched(config, 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.training.tasks.letters import COUNT, Letters
-from tests.training.test_loop import digits, settings
+from tests.training.test_loop import cold, digits
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, UniformTasks, read_metrics
 from uirl.curriculum import LEVELS, TaskCurriculum
 from uirl.errors import ConfigError
@@ -21,8 +21,7 @@ LETTERS = "tests.training.tasks.letters:Letters"
 def config_of(folder: Path, **training: Any) -> ConfigStore:
     """Ten updates of 8 groups of 4 on the seven tasks, of which one is never solved and one always."""
     sizes = {"batch_size": 32, "group_size": 4, "adv_estimator": "grpo", "eval_episodes": 2}
-    config = settings(folder, **{**sizes, "num_epochs": 1, "num_iters_per_epoch": 10, **training})
-    config.training.warm_start.enabled = False
+    config = cold(folder, **{**sizes, "num_epochs": 1, "num_iters_per_epoch": 10, **training})
     config.environment.name, config.environment.options = LETTERS, {}
     config.curriculum.enabled = True
     config.curriculum.min_attempts_per_task = 4

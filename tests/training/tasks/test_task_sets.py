@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import Countdown
-from tests.training.test_loop import settings
+from tests.training.test_loop import cold, settings, train
 from uirl import ConfigError, ConfigStore, EnvironmentConfig, RayPPOTrainer
 from uirl.cli.main import main
 from uirl.training import measure
@@ -125,9 +125,7 @@ def test_every_evaluation_of_a_run_plays_the_same_tasks(
     config.environment.name = f"{__name__}:Rooms"
     config.environment.options, config.environment.eval_options = {}, {"rooms": "test"}
     seen = watched(monkeypatch)
-    trainer = RayPPOTrainer(config)
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(config, 1)
     # warm start, before, during, after, and the control
     assert seen == [{"room/x", "room/y", "room/z"}] * 5
     assert "evaluation: 3 tasks from environment.eval_options, none of them" in capsys.readouterr().out
@@ -136,9 +134,7 @@ def test_every_evaluation_of_a_run_plays_the_same_tasks(
 
 
 def test_tasks_from_code_are_kept_with_the_run(tmp_path: Path) -> None:
-    trainer = RayPPOTrainer(small(tmp_path), Rooms(), dataset=["go", "stay"], eval_dataset=["rest"])
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(small(tmp_path), 1, Rooms(), dataset=["go", "stay"], eval_dataset=["rest"])
     run = tmp_path / "run"
     (kept,) = json.loads((run / "eval_tasks.json").read_text())
     assert (kept["id"], kept["goal"]) == ("Rooms/0", "rest")
@@ -161,9 +157,7 @@ def test_tasks_of_columns_are_measured_as_they_were_trained(tmp_path: Path, colu
     config = small(tmp_path)
     config.environment.tasks, config.environment.eval_tasks = f"{tmp_path}/train.jsonl", f"{tmp_path}/held_out.jsonl"
     config.environment.columns = columns
-    trainer = RayPPOTrainer(config, Rooms())
-    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
-    trainer.cleanup()
+    train(config, 1, Rooms())
     task = measure(tmp_path / "run", episodes=2, environment=Rooms()).trajectories[0].task
     assert (task.goal, task.checks) == ("goal 1", {"answer": "7"})
     assert task.id == ("id 1" if "id" in columns else "Rooms/0")
@@ -172,8 +166,7 @@ def test_tasks_of_columns_are_measured_as_they_were_trained(tmp_path: Path, colu
 def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(tmp_path / "experiments", eval_episodes=2, batch_size=4)
-    config.training.warm_start.enabled = False
+    config = cold(tmp_path / "experiments", eval_episodes=2, batch_size=4)
     config.logging.run_name = "exp_001"
     trainer = RayPPOTrainer(config)
     trainer.fit(num_epochs=0)
