@@ -18,7 +18,8 @@ from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import ConfigError, StorageError
 from uirl.pipelines import Evolution
 from uirl.pipelines.evolve import find_beginnings, fine_tune
-from uirl.pipelines.selection import STEPS, hash_of
+from uirl.pipelines.selection import STEPS
+from uirl.runtime.files import sha256_of
 from uirl.storage import TrajectoryStore
 from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 
@@ -80,7 +81,7 @@ def test_every_episode_is_accounted_for(whole: Path) -> None:
         turns = {one["id"]: one["turns"] for one in chosen}
         for line in lines:
             assert sum(message["role"] == "assistant" for message in line["messages"]) == turns[line["id"]]
-        assert card["sha256"]["sft.jsonl"] == hash_of(folder / "sft.jsonl")
+        assert card["sha256"]["sft.jsonl"] == sha256_of(folder / "sft.jsonl")
         assert "| episodes played | 16 |" in (folder / "README.md").read_text()
         with TrajectoryStore(folder / "episodes.sqlite", read_only=True) as store:
             assert (store.count(split="train"), store.count(split="test")) == (16, 8)

@@ -16,7 +16,7 @@ from uirl import __version__
 from uirl.config import EvolveConfig, VerificationConfig
 from uirl.errors import StorageError
 from uirl.rollout.episode import derive_seed
-from uirl.runtime.files import storage_errors
+from uirl.runtime.files import sha256_of, storage_errors
 from uirl.runtime.folders import MANIFEST
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Trajectory
@@ -255,8 +255,12 @@ class RoundFolder(RunDirectory):
 
     def hashes(self) -> dict[str, str]:
         """Return name -> SHA-256 of the files with data."""
-        files = [path for path in (self.path / SELECTION, self.examples, self.parquet) if path.is_file()]
-        return {path.name: hash_of(path) for path in files}
+        found = {}
+        for path in (self.path / SELECTION, self.examples, self.parquet):
+            if path.is_file():
+                with storage_errors(f"cannot read {path}"):
+                    found[path.name] = sha256_of(path)
+        return found
 
     def _found(self, name: str) -> Any:
         """Return the JSON in a file; None: there is none."""
@@ -273,9 +277,3 @@ def hash_of_weights(checkpoint: Path) -> str:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
     weights = sorted((name, entry["sha256"]) for name, entry in files.items() if name.endswith(".safetensors"))
     return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
-
-
-def hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with storage_errors(f"cannot read {path}"), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,12 @@ def storage_errors(what: str) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "what was written before is still readable")
         raise StorageError(f"{what}: {error.strerror or error}; {remedy}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:

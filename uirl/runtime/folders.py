@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from uirl.errors import CheckpointError, StorageError
-from uirl.runtime.files import require_plain, storage_errors, sync_folder
+from uirl.runtime.files import require_plain, sha256_of, storage_errors, sync_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -81,7 +80,7 @@ def check_folder(folder: Path) -> None:
             raise CheckpointError(damaged(folder, name, "is missing"))
         if path.stat().st_size != size:
             raise CheckpointError(damaged(folder, name, f"has {path.stat().st_size} bytes, expected {size}"))
-        if _sha256(path) != digest:
+        if sha256_of(path) != digest:
             raise CheckpointError(damaged(folder, name, "has other contents than were written"))
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -165,7 +164,7 @@ def number_of(folder: Path) -> int | None:
 def seal(work: Path) -> None:
     """Write the manifest and make every file survive a power cut."""
     files = sorted(p for p in work.rglob("*") if p.is_file())
-    listed = {p.relative_to(work).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+    listed = {p.relative_to(work).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in files}
     write_json(work / MANIFEST, {"format": FORMAT, "files": listed})
     for path in [*files, work / MANIFEST]:
         os.chmod(path, 0o644)  # the writer of safetensors lets only the owner read
@@ -193,11 +192,6 @@ def _sweep(target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     for path in target.parent.glob(f"{_ASIDE}{target.name}-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

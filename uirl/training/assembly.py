@@ -82,8 +82,7 @@ class Assembly:
 
     def judge_row(self) -> dict[str, Any]:
         """Return what the metrics say of the judge, by the newest episodes of which rules knew the truth."""
-        judged = self.verifier is not None and self.verifier.judge is not None
-        return self.verifier.quality().row() if judged and self.verifier is not None else {}
+        return {} if self.verifier is None or self.verifier.judge is None else self.verifier.quality().row()
 
     async def close(self) -> None:
         """Free environments and engine."""

