@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONGEST = (
-    *("test_learning.py", "test_tool_learning.py", "test_every_run_option.py", "test_miniwob_graded.py"),
+    *("test_learning.py", "test_every_run_option.py", "test_miniwob_graded.py"),
     *("test_reports.py", "test_hostile.py", "test_loop.py", "test_features.py", "test_resume.py", "test_miniwob.py"),
 )
 """Files that take half a minute or more: they begin first, so that no process plays one alone at the end."""

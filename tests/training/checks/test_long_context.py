@@ -72,14 +72,6 @@ async def test_a_reply_that_differs_at_one_token_differs(monkeypatch: pytest.Mon
     assert found.gap == pytest.approx(2.0, abs=1e-3)
 
 
-@pytest.mark.slow
-def test_it_is_found_when_the_model_is_loaded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_size", lambda config, kind: None)
-    finding = found(folder)["config and model"]
-    assert not finding.ok
-    assert "in a way this engine does not know" in finding.detail
-
-
 def test_a_context_shorter_than_the_window_is_said(folder: Path) -> None:
     finding = found(folder, "inference.max_context=24", "inference.max_tokens=2")["long sequences"]
     assert finding.ok

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.training.test_loop import cold, train
 from uirl.training.record import board as module
 from uirl.training.record.board import Board, Progress, clock, sparkline
+from uirl.training.record.progress import shown_on, tell_earlier
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
@@ -108,16 +111,6 @@ def test_a_wide_board_shows_everything(
 def test_a_narrow_board_keeps_what_counts() -> None:
     last = [drawn(filled(8), width)[-1].split() for width in (23, 24)]
     assert last == [["8", "0.800", "1.600"], ["success", "▂▃▅▆", "0.800"]], "a curve of four marks is the shortest"
-    board = Board()
-    board.add(10, row(10, **ODD))
-    ranks = {"step": 6, "success": 9, "reward": 8, "eval": 7, "FAILED": 8, "s": 5, "turns": 7, "entropy": 9}
-    ranks |= {"kl": 7, "clip": 6, "tok/s": 7, "gap": 8}
-    width, kept = 0, set[str]()
-    for name, columns in ranks.items():
-        width += columns
-        assert name not in drawn(board, width - 1)[0].split()
-        kept.add(name)
-        assert set(drawn(board, width)[0].split()) == kept
 
 
 @pytest.mark.parametrize("width", [12, 20, 40, 60, 80, 200])
@@ -168,3 +161,35 @@ def test_a_run_of_a_week_keeps_no_more_than_it_shows() -> None:
     board = filled(10_000)
     assert len(board.rows) == module.ROWS
     assert len(board.curves["success"]) == module.KEPT
+
+
+def watched(config, updates: int) -> Board:
+    board = Board()
+    with shown_on(board, lambda: None):
+        train(config, updates, reward_fn=lambda trajectory: 1.0)
+    return board
+
+
+def test_curves_and_table_go_on_at_a_resume(tmp_path: Path) -> None:
+    config = cold(tmp_path)
+    config.training.eval_every = None
+    config.checkpoint.save_interval = 1
+    first = watched(config, 2)
+    assert len(first.curves["reward"]) == 2
+    config.checkpoint.resume = True
+    second = watched(config, 3)
+    assert list(second.curves["reward"]) == [1.0, 1.0, 1.0]
+    assert [row["step"] for row in second.rows] == [1.0, 2.0, 3.0]
+    assert list(second.curves["success"])[:2] == list(first.curves["success"])
+
+
+def test_the_table_has_a_row_for_every_so_many_updates(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}, "reward": {step}.5}}\n' for step in range(1, 7)))
+    board = Board()
+    tell_earlier(metrics, 2)  # nobody watches
+    with shown_on(board, lambda: None):
+        tell_earlier(metrics, 2)
+        tell_earlier(tmp_path / "none.jsonl", 2)
+    assert list(board.curves["reward"]) == [1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
+    assert [row["step"] for row in board.rows] == [2.0, 4.0, 6.0]

