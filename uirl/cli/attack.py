@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from typing import Any
 
 from uirl.cli.options import add_config, count, read_config
@@ -50,7 +49,7 @@ def _attack(options: argparse.Namespace) -> int:
             seed=options.seed,
             chance=options.chance,
             turns=config.turn_limit,
-            step_timeout=settings.step_timeout or math.inf,
+            step_timeout=settings.timeouts[0],
             only=options.only,
         )
     text = json.dumps(report.to_dict(), indent=2)

@@ -49,7 +49,7 @@ from uirl.training.interrupt import Interrupt
 from uirl.training.plan import settle
 from uirl.training.record.instances import fingerprints_of, packed
 from uirl.training.record.progress import doing, playing, say, tell_progress
-from uirl.training.resume import open_run, run_name_for
+from uirl.training.resume import checkpoint_of, open_run, run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.summary import warn_of_excluded
 from uirl.training.tasks.curriculum import source_of
@@ -220,7 +220,7 @@ def fine_tune(
                 metrics.add_all(learner.supervised([data[i][1] for i in batch]))
             images.forget_before(time.time())
             if clock.due():
-                save_checkpoint(folder / f"step_{step:06d}", learner, {"step": step}, keep_last_n=1)
+                save_checkpoint(checkpoint_of(folder, step), learner, {"step": step}, keep_last_n=1)
                 clock.saved(started)
     loss = metrics.reduce().get("loss")
     tokens = sum(sum(sample.response_mask) for _, sample in data)
@@ -354,7 +354,7 @@ class Evolution:
             def keep() -> None:
                 if clock.due():
                     started, state = time.monotonic(), warm.state_dict() | {"speakers": sorted(self._speakers)}
-                    place = folder.checkpoints / f"step_{state['step']:06d}"
+                    place = checkpoint_of(folder.checkpoints, state["step"])
                     save_checkpoint(place, parts.learner, state, keep_last_n=1)
                     clock.saved(started)
 
@@ -390,13 +390,16 @@ class Evolution:
 
     async def _verify(self, folder: RoundFolder) -> dict[str, Any]:
         """Find out how far the failed episodes were right."""
-        settings, limits = self.config.evolve, self.config.environment
+        settings = self.config.evolve
         if settings.prefixes == "off":
             return {"beginnings": {}}
-        timeouts = (limits.step_timeout or float("inf"), limits.reset_timeout or float("inf"))
         with self._episodes(folder) as store:
             found = await find_beginnings(
-                store, self._analyzer, self._parts.environment, certify=settings.certify, timeouts=timeouts
+                store,
+                self._analyzer,
+                self._parts.environment,
+                certify=settings.certify,
+                timeouts=self.config.environment.timeouts,
             )
         return {"beginnings": dict(found)}
 
@@ -522,7 +525,7 @@ class Evolution:
         return RoundFolder(self.path, number)
 
     def _checkpoint(self, number: int) -> Path:
-        return self.path / "checkpoints" / f"step_{number:06d}"
+        return checkpoint_of(self.path / "checkpoints", number)
 
     def _save(self, folder: RoundFolder) -> dict[str, Any]:
         state = {"state": {"trained": packed(self._trained_on(folder))}}  # as a training run says it

@@ -92,8 +92,8 @@ class Collector:
             options=options,
             parallel=math.ceil(rollout.parallel_limit / workers),
             retries=rollout.repeats,
-            step_timeout=settings.step_timeout or math.inf,
-            reset_timeout=settings.reset_timeout or math.inf,
+            step_timeout=settings.timeouts[0],
+            reset_timeout=settings.timeouts[1],
         )
 
     @property

@@ -82,7 +82,7 @@ class StepCredit:
         """`environment` is what the episodes were played in; `pictures` finds what they show by its hash."""
         self._settings, self._pictures = settings, pictures
         self._environment, self._matcher = environment, ScreenMatcher()
-        self._timeouts = (limits.step_timeout or float("inf"), limits.reset_timeout or float("inf"))
+        self._timeouts = limits.timeouts
 
     async def apply(self, trajectories: Sequence[Trajectory]) -> Credited:
         """Return the episodes of an update with their credit. Nothing is changed in place."""

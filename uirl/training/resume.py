@@ -155,6 +155,11 @@ def checkpoints_of(run: Path, output_dir: str | None, logging: LoggingConfig) ->
     return run / "checkpoints" if output_dir is None else logging.at(output_dir)
 
 
+def checkpoint_of(home: Path, step: int) -> Path:
+    """Return the folder among the checkpoints in `home` that `step` has."""
+    return home / f"step_{step:06d}"
+
+
 def refuse_foreign_checkpoints(folder: Path) -> None:
     """Raise ConfigError where another run has put checkpoints into `folder`, in which a run is to begin: each would
     delete the other's and be continued from them."""

@@ -15,6 +15,7 @@ from uirl.learner import Learner, save_checkpoint
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.record.progress import doing, say
 from uirl.training.record.run_state import RunState
+from uirl.training.resume import checkpoint_of
 
 LARGEST_SHARE = 0.05
 """Most of the time that checkpoints by the clock may take."""
@@ -79,11 +80,6 @@ class Saver:
     def restored(self, folder: Path, state: RunState) -> None:
         """Note that the run is the one in the checkpoint `folder`."""
         self.newest = (folder, copy.deepcopy(state))
-
-
-def checkpoint_of(home: Path, step: int) -> Path:
-    """Return the folder among the checkpoints in `home` that `step` has."""
-    return home / f"step_{step:06d}"
 
 
 def note_best(state: RunState, report: EvaluationReport, metric: Literal["success", "reward"] | None) -> bool:

@@ -15,6 +15,7 @@ from uirl.training.record.progress import leave_board, percent, report_table, sa
 from uirl.training.record.record import RunRecord
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import NOTEWORTHY, Tally, kinds
+from uirl.training.resume import checkpoint_of
 from uirl.training.saving import BEST
 
 
@@ -76,7 +77,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     """Print the summary, and last that many episodes are no evidence, where that is so."""
     leave_board()
     training, metric = state.tally, after.measured_by
-    checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
+    checkpoint, best = checkpoint_of(record.checkpoints, summary["steps"]), summary["best"]
     success_before = percent(summary["success_before"], state.interval_before)
     rows = {
         "success before": f"{success_before}, {(state.before or Tally()).judged_words()}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, ClassVar
 
@@ -42,6 +43,11 @@ class EnvironmentConfig(Section):
     """Time limit of a `step`, in seconds; beyond it the episode is a recorded failure. None: no limit."""
     reset_timeout: Positive | None = 120.0
     """Time limit of a `reset`, in seconds; None: no limit. Closing has it too, and 30 s at most."""
+
+    @property
+    def timeouts(self) -> tuple[float, float]:
+        """Seconds that a step and a reset may take; infinite where there is no limit."""
+        return self.step_timeout or math.inf, self.reset_timeout or math.inf
 
     @property
     def is_object(self) -> bool:

@@ -55,7 +55,7 @@ async def _tasks_arrive(parts: Assembly) -> list[Finding]:
     if len(distinct) < 2:
         return []
     tasks = [replace(task, seed=None) for task in distinct.values()]
-    seed, limit = parts.config.training.seed, parts.config.environment.reset_timeout or float("inf")
+    seed, limit = parts.config.training.seed, parts.config.environment.timeouts[1]
     alike = await look_alike(parts.environment, [(task, seed) for task in tasks], fresh=True, timeout=limit)
     names = ", ".join(repr(task.id) for task in tasks)
     if not alike:
@@ -69,7 +69,7 @@ async def _tasks_arrive(parts: Assembly) -> list[Finding]:
 
 async def _seeds_alike(parts: Assembly) -> bool:
     task = replace(parts.tasks.train[0], seed=None)
-    first, limit = parts.config.training.seed, parts.config.environment.reset_timeout or float("inf")
+    first, limit = parts.config.training.seed, parts.config.environment.timeouts[1]
     return await look_alike(parts.environment, [(task, first + i) for i in range(SEEDS)], fresh=True, timeout=limit)
 
 
@@ -141,7 +141,7 @@ async def _content_finding(parts: Assembly, passed: Finding) -> Finding:
 
 async def _begun(parts: Assembly, environment: BaseEnvironment, source: UniformTasks, count: int) -> list[str]:
     """Return the fingerprints of the next `count` instances of `source`. Raises RolloutFailure."""
-    limit = parts.config.environment.reset_timeout or float("inf")
+    limit = parts.config.environment.timeouts[1]
     session = EnvironmentSession(environment.spawn(), limit, limit)
     try:
         found = []

@@ -26,6 +26,7 @@ from uirl.training.channels.choose import local_channel, open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.record.instances import unpacked
 from uirl.training.record.progress import doing
+from uirl.training.resume import checkpoint_of
 from uirl.training.tasks.task_sets import stored_tasks
 from uirl.types import Trajectory
 
@@ -179,7 +180,7 @@ def saved_as(path: Path) -> Path:
     step = re.fullmatch(r"checkpoint_step_(\d+)(\.pt)?", path.name)
     if path.exists() or step is None:
         return path
-    ours = path.with_name(f"step_{int(step[1]):06d}")
+    ours = checkpoint_of(path.parent, int(step[1]))
     return ours if ours.exists() else path
 
 
