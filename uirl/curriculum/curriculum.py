@@ -252,11 +252,6 @@ class TaskCurriculum:
         evidence = self._evidence.get(task_name)
         return None if evidence is None else evidence.rate
 
-    def success_interval(self, task_name: str) -> tuple[float, float]:
-        """Return (low, high) of it, as of today; (0, 1) where nothing is known."""
-        evidence, options = self._evidence.get(task_name, Evidence()), self._options
-        return evidence.interval(self._step, half_life=options.half_life, z=options.confidence)
-
     @property
     def mean_success(self) -> float:
         """The mean of the success rates of the tasks that were tried. Before ten were tried (or all, where there are
