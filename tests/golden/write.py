@@ -1,12 +1,14 @@
 """Writes the golden files again: `python -m tests.golden.write`, or with names of runs these alone. Digits that
 differ by rounding stay.
 
-What others see of the package is written as text: keys and their defaults, commands and options, tables, names.
+What others see of the package is written as text: keys and their defaults, commands and options, tables, names,
+defaults of functions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -22,6 +24,7 @@ import torch
 import uirl
 from tests.config.test_store import reference_page
 from tests.golden import runs
+from uirl import algorithms, curriculum, learner, rollout, storage
 from uirl.cli.begin import shipped
 from uirl.cli.main import main as uirl_command
 from uirl.config import load_config
@@ -30,6 +33,7 @@ from uirl.training.plan import plan_of
 
 HERE = Path(__file__).parent
 DIGITS, METRICS = HERE / "digits.json", HERE / "metric_names.txt"
+PACKAGES = (uirl, algorithms, curriculum, learner, rollout, storage)
 MARKS = ("application_id", "user_version")
 COMMANDS = (
     *(
@@ -109,6 +113,22 @@ def plans() -> str:
     return "\n".join(lines) + "\n"
 
 
+def defaults() -> str:
+    """Every public function, class and method with what holds where nobody says otherwise, but for None and configs."""
+    names = {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
+    for name, thing in list(names.items()):
+        own = vars(thing).items() if inspect.isclass(thing) else ()
+        functions = {method: getattr(it, "__func__", it) for method, it in own if not method.startswith("_")}
+        names |= {f"{name}.{method}": it for method, it in functions.items() if inspect.isfunction(it)}
+    lines = []
+    for name, thing in sorted(names.items()):
+        with contextlib.suppress(TypeError, ValueError):  # no function: a constant, a property, a kind of error
+            parameters = inspect.signature(thing).parameters.values()
+            given = [f"{p.name}={p.default!r}" for p in parameters if isinstance(p.default, str | int | float | tuple)]
+            lines += [f"{name}: {' '.join(given)}\n"] if given and not name.endswith("Config") else []
+    return "".join(lines)
+
+
 def surfaces(folder: Path) -> dict[str, str]:
     """Return file name -> what stands in it."""
     return {
@@ -116,6 +136,7 @@ def surfaces(folder: Path) -> dict[str, str]:
         "command_help.txt": command_help(),
         "store_schema.txt": store_schema(folder),
         "plans.txt": plans(),
+        "defaults.txt": defaults(),
         "public_names.txt": "\n".join(uirl.__all__) + "\n",
     }
 

@@ -1,6 +1,5 @@
 """One update: its gradient, its terms, every estimator, supervised steps, and what it refuses."""
 
-import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import uirl.learner
 from tests.learner.updates import TEXT, gradients_of_first_step, log_probs_of, make_learner
 from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
 from uirl.algorithms import GRPO, PPO, RejectionSampling, score_tokens
@@ -288,38 +286,3 @@ def test_an_update_has_these_figures_and_its_first_pass_these_numbers(images):
     stale = learner.update(with_version(samples, 1)).keys() ^ metrics.keys()
     of_age = {"age_max", "age_mean", "ess", "ess_sequence", "gap", "masked", "mixed", "share"}
     assert stale == {f"stale/{name}" for name in of_age} | {"log_prob_gap_max", "log_prob_gap_mean"}
-
-
-DEFAULTS = {
-    "Batch": {"images": ()},
-    "PPOBatch": {"images": ()},
-    "Policy": {"critic": False, "gradient_checkpointing": False, "freeze_vision": False, "seed": 0},
-    "Policy.from_model_config": {"critic": False, "seed": 0},
-    "Policy.train": {"mode": True},
-    "Policy.log_probs_and_values": {
-        **{"temperature": 1.0, "log_probs": True, "entropy": False, "values": False},
-        **{"entropy_gradient": True, "entropy_min_p": 0.0},
-    },
-    "PolicyValueModel": {"seed": 0},
-    "PolicyValueModel.forward": {"images": ()},
-    "PolicyValueModel.log_probs_and_values": {"temperature": 1.0, "entropy": False},
-    "VLMWrapper": {"use_lora": False, "device": "auto", "seed": 0},
-    "VLMWrapper.predict_action": {"prompt": "", "max_tokens": 256, "temperature": 0.0},
-    "VLMWrapper.train": {"mode": True},
-    "collate": {"families": ()},
-    "save_checkpoint": {"save_optimizer": True, "kept": ()},
-}
-"""Every default of a public name and its methods but None."""
-
-
-def test_the_defaults_are_these():
-    functions = {name: getattr(uirl.learner, name) for name in uirl.learner.__all__}
-    for name, kind in list(functions.items()):
-        if inspect.isclass(kind):
-            own = (method for method in vars(kind) if not method.startswith("_") and callable(getattr(kind, method)))
-            functions |= {f"{name}.{method}": getattr(kind, method) for method in own}
-    found = {}
-    for name, function in functions.items():
-        parameters = inspect.signature(function).parameters.values()
-        found[name] = {p.name: p.default for p in parameters if p.default is not p.empty and p.default is not None}
-    assert {name: said for name, said in found.items() if said} == DEFAULTS
