@@ -106,14 +106,9 @@ def test_controller_by_hand():
     assert controller.update(torch.tensor(0.009), 1000) == pytest.approx(0.0102048 * 0.99)
 
 
-def test_a_fixed_controller_and_its_checkpoint():
+def test_a_fixed_controller():
     fixed = KLController(init_kl_coef=0.01, target_kl=0.01, adaptive=False)
     assert fixed.update(current_kl=5.0, n_steps=10**9) == 0.01
-    adaptive = KLController(0.01, 0.1, adaptive=True)
-    adaptive.update(1.0, 1000)
-    resumed = KLController(0.01, 0.1, adaptive=True)
-    resumed.load_state_dict(adaptive.state_dict())
-    assert resumed.update(1.0, 1000) == adaptive.update(1.0, 1000) != 0.01
 
 
 def test_controller_errors():

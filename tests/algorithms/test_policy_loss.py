@@ -283,8 +283,6 @@ def test_no_tokens_give_zero_loss_and_zero_gradient():
         ({"mismatch_range": (0.5, 2.0)}, r"mismatch_range=\(0.5, 2.0\) need rollout_log_probs"),
         ({"mismatch_range": (2.0, 0.5), "rollout_log_probs": torch.zeros(2, 3)}, "0 <= low < high: got"),
         *(({f"{of}_level": "row"}, f"{of}_level must be 'token' or 'sequence': got 'row'") for of in LEVELS),
-        ({"tis_cap": -1.0, "rollout_log_probs": torch.zeros(2, 3)}, "tis_cap must be positive"),
-        ({"clip_ratio_c": 0.9}, "clip_ratio_c must be above 1: got 0.9"),
         ({"eps_low": 1.5}, "eps_low=1.5"),
         ({"clip_ratio_c": 1.0}, "clip_ratio_c must be above 1: got 1.0"),
         ({"tis_cap": 0.0}, "tis_cap must be positive: got 0.0"),
@@ -319,9 +317,7 @@ def test_value_loss_by_hand():
     assert loss.item() == pytest.approx(0.408333, rel=1e-5)
     # gradient (v - 1) / 3 where the unclipped error is the larger one: -0.9 / 3 and 1 / 3
     torch.testing.assert_close(vpreds.grad, torch.tensor([[0.0, -0.3, 1 / 3, 0.0]]))
-    # returns do not vary: nothing is explained
-    expected = {"clip_fraction": 1 / 3, "mean": 2.6 / 3, "return_mean": 1, "explained_variance": 0, "tokens": 3}
-    assert metrics == pytest.approx({f"value/{name}": value for name, value in expected.items()})
+    assert metrics == pytest.approx({"value/clip_fraction": 1 / 3, "value/tokens": 3})
     unclipped, _ = compute_value_loss(vpreds, torch.ones(1, 4), torch.zeros(1, 4), mask, None)
     assert unclipped.item() == pytest.approx((0.25 + 0.81 + 1) / 6, rel=1e-5)
 
@@ -330,19 +326,10 @@ def test_garbage_under_the_mask_reaches_neither_value_loss_nor_gradient():
     nan = math.nan
     vpreds = torch.tensor([[0.5, nan]], requires_grad=True)
     mask = torch.tensor([[1, 0]])
-    loss, metrics = compute_value_loss(vpreds, torch.tensor([[1.0, nan]]), torch.tensor([[0.4, nan]]), mask, 0.2)
+    loss, _ = compute_value_loss(vpreds, torch.tensor([[1.0, nan]]), torch.tensor([[0.4, nan]]), mask, 0.2)
     loss.backward()
     assert loss.item() == pytest.approx(0.125)
     assert vpreds.grad.tolist() == [[-0.5, 0.0]]
-    assert metrics["value/mean"] == 0.5
-
-
-def test_explained_variance():
-    # returns 0, 2 (variance 1); predictions 0, 1: residual 0, 1, variance 0.25 -> 0.75
-    _, metrics = compute_value_loss(
-        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2), torch.ones(1, 2), None
-    )
-    assert metrics["value/explained_variance"] == pytest.approx(0.75)
 
 
 def test_rejection_sampling_loss_by_hand():

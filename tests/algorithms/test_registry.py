@@ -23,7 +23,6 @@ from uirl.algorithms import (
     compute_grpo_advantage,
     compute_policy_loss,
     compute_rejection_sampling_loss,
-    compute_value_loss,
     get_algorithm,
 )
 
@@ -144,8 +143,6 @@ def test_descriptions_speak_the_keyword_arguments_of_what_they_describe(algorith
         compute_policy_loss(zeros, zeros, ones, ones, **rollout, **options)
     else:
         compute_rejection_sampling_loss(zeros, ones, ones, **algorithm.loss_options())
-    if algorithm.spec.needs_critic:
-        compute_value_loss(zeros, zeros, zeros, ones, **algorithm.value_loss_options())
     with pytest.raises(dataclasses.FrozenInstanceError):
         algorithm.gamma = 1
 

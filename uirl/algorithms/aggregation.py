@@ -33,7 +33,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return kept.sum(dim) / selected.sum(dim).clamp(min=1)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon: float = 1e-8) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Return `values` with mean 0 and variance 1 over the masked entries, 0 elsewhere.
 
     `whitened = (values - mean) / sqrt(variance + epsilon)`, with the unbiased variance (divided by n - 1).
@@ -41,7 +41,6 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
     Args:
         values: Numbers, `[B, T]`.
         mask: 0 and 1, `[B, T]`.
-        shift_mean: False adds the mean back after scaling.
         epsilon: Added to the variance.
 
     Returns:
@@ -65,10 +64,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
         centred = zero_outside(values - mean.to(values.dtype), selected)
     # No early return for one entry: centred is 0 then, and 0 / sqrt(epsilon) stays 0.
     variance = centred.square().sum(dtype=precise_dtype(values)) / max(count - 1, 1)
-    whitened = centred * torch.rsqrt(variance + epsilon).to(values.dtype)
-    if shift_mean:
-        return whitened
-    return zero_outside(whitened + mean.to(values.dtype), selected)
+    return centred * torch.rsqrt(variance + epsilon).to(values.dtype)
 
 
 def aggregation_denominator(response_mask: Tensor, aggregation: Aggregation = "token-mean") -> float:

@@ -1,13 +1,12 @@
 """Algorithms as small frozen descriptions: the second argument of `Trainer(model, algorithm, ...)`.
 
 A description computes nothing. It names an entry of `ALGORITHMS` and carries the hyper-parameters, in the
-words of its paper; the learner reads them as keyword arguments through `advantage_options()` and the two
-`*_loss_options()`.
+words of its paper; the learner reads them as keyword arguments through `advantage_options()` and
+`loss_options()`.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
@@ -34,10 +33,6 @@ class Algorithm(ABC):
 
     def loss_options(self) -> LossOptions:
         """Return the keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
-        return {}
-
-    def value_loss_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for `compute_value_loss`; read only if `spec.needs_critic`."""
         return {}
 
 
@@ -146,10 +141,6 @@ class PPO(_OneClipRange):
 
     def advantage_options(self) -> AdvantageOptions:
         return {"gamma": self.gamma, "lam": self.gae_lambda, "whiten": self.whiten}
-
-    def value_loss_options(self) -> dict[str, Any]:
-        options = {"aggregation": self.aggregation, "loss_length": self.loss_length}
-        return {"cliprange_value": self.cliprange_value} | options
 
 
 @dataclass(frozen=True)

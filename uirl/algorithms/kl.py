@@ -202,11 +202,3 @@ class KLController:
                 )
             self.kl_coef *= factor
         return self.kl_coef
-
-    def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint must keep."""
-        return {"kl_coef": self.kl_coef}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from `state`, as `state_dict` returned it."""
-        self.kl_coef = float(state["kl_coef"])

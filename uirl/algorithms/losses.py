@@ -369,13 +369,11 @@ def compute_value_loss(
         loss_length: As in `aggregate_loss`.
 
     Returns:
-        `(loss, metrics)`; metrics: `value/clip_fraction`, `value/mean`, `value/return_mean`,
-        `value/explained_variance`, `value/tokens`.
+        `(loss, metrics)`; metrics: `value/clip_fraction`, `value/tokens`.
 
     Paper: PPO (1707.06347) and its reference implementation.
 
-    Clipping is in units of reward: with rewards of hundreds a range of 0.2 freezes the critic. The explained
-    variance is 0 where the returns do not vary.
+    Clipping is in units of reward: with rewards of hundreds a range of 0.2 freezes the critic.
     """
     check_aligned(vpreds=vpreds, returns=returns, old_values=old_values, response_mask=response_mask)
     if cliprange_value is not None and cliprange_value <= 0:
@@ -390,7 +388,8 @@ def compute_value_loss(
         clipped = torch.clamp(vpreds, old - cliprange_value, old + cliprange_value)
         worst = torch.maximum(error, (clipped - returns).square())
     loss = 0.5 * aggregate_loss(worst, mask, aggregation, denominator, loss_length)
-    return loss, metrics_as_floats(_value_metrics(vpreds, returns, worst > error, mask))
+    metrics = {"value/clip_fraction": masked_mean((worst > error).float(), mask), "value/tokens": mask.sum()}
+    return loss, metrics_as_floats(metrics)
 
 
 def kept_mask(advantages: Tensor, response_mask: Tensor) -> Tensor:
@@ -436,17 +435,3 @@ def compute_rejection_sampling_loss(
         "policy/tokens": kept.sum(),
     }
     return aggregate_loss(nll, kept, aggregation, denominator, loss_length), metrics_as_floats(metrics)
-
-
-@torch.no_grad()
-def _value_metrics(vpreds: Tensor, returns: Tensor, clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    spread = masked_mean((returns - masked_mean(returns, mask)).square(), mask)
-    residual = returns - vpreds
-    unexplained = masked_mean((residual - masked_mean(residual, mask)).square(), mask)
-    return {
-        "value/clip_fraction": masked_mean(clipped.float(), mask),
-        "value/mean": masked_mean(vpreds, mask),
-        "value/return_mean": masked_mean(returns, mask),
-        "value/explained_variance": torch.where(spread > 0, 1 - unexplained / spread, 0.0),
-        "value/tokens": mask.sum(),
-    }

@@ -27,6 +27,10 @@ class Alias:
     cannot be honoured."""
 
 
+def _same(key: str) -> Callable[[Any, str], dict[str, Any]]:
+    return lambda value, environment: {key: value}
+
+
 def _servers(urls: Any, environment: str) -> dict[str, Any]:
     if not isinstance(urls, list) or not urls:
         raise ConfigError(f"environment.ui_env_urls: got {urls!r:.80}, expected a list of addresses")
@@ -57,32 +61,23 @@ def _updates(count: Any, environment: str) -> dict[str, Any]:
 
 
 ALIASES: dict[str, Alias] = {
-    "model.name": Alias("`model.model_name`", lambda value, environment: {"model.model_name": value}),
+    "model.name": Alias("`model.model_name`", _same("model.model_name")),
     "model.action_format": Alias(
         "`environment.options.action_format`; UI servers take 'json' alone, anything else is refused", _format
     ),
-    "environment.dataset": Alias("`environment.tasks`", lambda value, environment: {"environment.tasks": value}),
-    "environment.eval_dataset": Alias(
-        "`environment.eval_tasks`", lambda value, environment: {"environment.eval_tasks": value}
-    ),
+    "environment.dataset": Alias("`environment.tasks`", _same("environment.tasks")),
+    "environment.eval_dataset": Alias("`environment.eval_tasks`", _same("environment.eval_tasks")),
     "environment.ui_env_urls": Alias(
         "`environment.options.urls` of the environment 'ui_verifiers' (or of the one that is named), and one episode "
         "at a time per address: `rollout.parallel`",
         _servers,
     ),
-    "actor.session_type": Alias(
-        "`environment.options.session_type`", lambda value, environment: {"environment.options.session_type": value}
-    ),
-    "actor.task_prompt": Alias(
-        "`environment.options.prompt`", lambda value, environment: {"environment.options.prompt": value}
-    ),
+    "actor.session_type": Alias("`environment.options.session_type`", _same("environment.options.session_type")),
+    "actor.task_prompt": Alias("`environment.options.prompt`", _same("environment.options.prompt")),
     "actor.max_steps_per_episode": Alias(
         "`rollout.max_turns`, and `environment.options.max_turns` of UI servers", _steps
     ),
-    "actor.num_actors": Alias(
-        "`rollout.parallel`: an actor plays one episode at a time",
-        lambda value, environment: {"rollout.parallel": value},
-    ),
+    "actor.num_actors": Alias("`rollout.parallel`: an actor plays one episode at a time", _same("rollout.parallel")),
     "training.num_iterations": Alias(
         "all updates of the run: `training.num_epochs` epochs of `training.num_iters_per_epoch` updates, ten where "
         "that divides them",

@@ -54,7 +54,7 @@ _MISMATCH = (
     "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
 )
 _STALE = (
-    lambda config: reads_stale_correction(config),
+    reads_stale_correction,
     "by the clipped policy loss, with old_log_probs that are not the engine's own and without algorithm.tis_cap and "
     "algorithm.mismatch_range, which correct every sample",
 )

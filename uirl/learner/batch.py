@@ -372,7 +372,8 @@ def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int
     lengths alone. Little of a group is padding (`runs_of_like_length`). A sample longer than the budget gets a group of
     its own.
     """
-    _require_budget(token_budget)
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
     longest_first = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
     runs = runs_of_like_length([len(samples[i].token_ids) for i in longest_first], token_budget)
     indices = iter(longest_first)
@@ -389,7 +390,6 @@ def packed(
     it saves enough. The result depends on lengths and on which prompts are equal. A sample longer than the budget is
     alone.
     """
-    _require_budget(token_budget)
     lengths = [len(sample.token_ids) for sample in samples]
     families: list[Family] = []
     for family in _families(samples, prompts) if share else []:
@@ -477,11 +477,6 @@ def _tokens(family: Family, lengths: Sequence[int]) -> int:
 
 def _is_worth_it(family: Family, lengths: Sequence[int]) -> bool:
     return _tokens(family, lengths) <= WORTH_IT * sum(lengths[i] for i in family.members)
-
-
-def _require_budget(token_budget: int) -> None:
-    if token_budget < 1:
-        raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
 
 
 _LOG = logging.getLogger(__name__)

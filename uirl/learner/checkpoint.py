@@ -134,7 +134,7 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
     learner.policy.load_reference(reference)
     learner.reference_frozen = state.reference_frozen
     learner.version, learner.updates = state.version, state.updates
-    learner.kl.load_state_dict({"kl_coef": state.kl_coef})
+    learner.kl.kl_coef = state.kl_coef
     if learner.entropy is not None and state.entropy_coef is not None:
         learner.entropy.value = state.entropy_coef
     _restore_optimizer(source, state, learner)

@@ -243,14 +243,14 @@ def save_adapter(folder: Path, model: nn.Module, config: LoraConfig, *, base: st
     `base`, the model the adapters belong to, is a HF id or a folder."""
     from peft import LoraConfig as PeftConfig
 
-    by_name = {name for name, layer in _adapted(model) if hasattr(layer, "parameter_name")}
+    targets = _targets(model)
     description = PeftConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=config.lora_dropout,
         # whole paths: the last part alone would fit layers of a vision tower that has no adapter
-        target_modules=[name.removesuffix(".weight") for name, _ in _adapted(model) if name not in by_name],
-        target_parameters=sorted(by_name) or None,
+        target_modules=targets.layers,
+        target_parameters=sorted(targets.parameters) or None,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         inference_mode=True,

@@ -71,7 +71,7 @@ class LearnerSettings:
             spec=spec,
             advantage=algorithm.advantage_options() if algorithm else _advantage_options(training, finer),
             loss=loss,
-            value_clip=algorithm.value_loss_options().get("cliprange_value") if algorithm else training.value_clip,
+            value_clip=getattr(algorithm, "cliprange_value", None) if algorithm else training.value_clip,
             kl_loss_coef=getattr(algorithm, "kl_coef", 0.0) if algorithm else finer.kl_loss_coef,
             entropy_coef=config.entropy_coef,
             temperature=config.inference.temperature or 1.0,

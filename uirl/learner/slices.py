@@ -89,11 +89,7 @@ class Slices:
 
     def together(self, step: Callable[[], object]) -> None:
         """Take a step of the slices; where it fails in one process, it fails in all."""
-
-        def whole() -> None:
-            step()
-
-        self._ranks.together(whole, None)
+        self._ranks.together(step, None)
 
     def gather(self) -> None:
         """Make the weights of the model, in their own precision, what the slices are."""

@@ -281,7 +281,7 @@ class UpdateSteps:
             losses, figures = joined_figures(found)
             if self.passes is not None:
                 self.passes.join(batches, chosen)
-            self.metrics.merge(figures)
+            self.metrics.merge(figures.collected())
             kl = figures.reduce().get("approx_kl")
             if target is not None and not first and (kl is None or kl > target):
                 return False
@@ -346,7 +346,7 @@ def joined_figures(found: Sequence[_Found]) -> tuple[dict[str, float], Metrics]:
     for of_part, measured in found:
         for name, loss in of_part.items():
             losses[name] = losses.get(name, 0.0) + loss
-        figures.merge(Metrics.of_collected(measured))
+        figures.merge(measured)
     return losses, figures
 
 

@@ -72,27 +72,18 @@ class Metrics:
         for name, value in values.items():
             self.add(prefix + name, value, weight)
 
-    def merge(self, other: Metrics) -> None:
-        """Add everything that `other` has collected."""
-        for name, pairs in other._values.items():
-            self.add(name, None, reduction=other._reductions[name])
-            self._values[name].extend(pairs)
-
     def collected(self) -> dict[str, tuple[Reduction, list[tuple[float, float]]]]:
         """Return what was added, as plain data: name -> (its reduction, pairs of value and weight)."""
         return {name: (self._reductions[name], pairs) for name, pairs in self._values.items()}
 
-    @classmethod
-    def of_collected(cls, data: Mapping[str, tuple[Reduction, list[tuple[float, float]]]]) -> Metrics:
-        """Return the metrics that `collected` describes."""
-        made = cls()
+    def merge(self, data: Mapping[str, tuple[Reduction, list[tuple[float, float]]]]) -> None:
+        """Add what other metrics have `collected`."""
         for name, (reduction, pairs) in data.items():
-            made.add(name, None, reduction=reduction)
-            made._values[name].extend(pairs)
-        return made
+            self.add(name, None, reduction=reduction)
+            self._values[name].extend(pairs)
 
     def reduce(self) -> dict[str, float | None]:
-        """Return one number per name, in the order of first appearance. The values stay; see `clear`."""
+        """Return one number per name, in the order of first appearance."""
         row: dict[str, float | None] = {}
         nonfinite = 0
         for name, pairs in self._values.items():
@@ -105,11 +96,6 @@ class Metrics:
         if nonfinite:
             row[NONFINITE] = float(nonfinite)
         return row
-
-    def clear(self) -> None:
-        """Remove all values, for the next step."""
-        self._values.clear()
-        self._reductions.clear()
 
     def __len__(self) -> int:
         return len(self._values)
