@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from uirl.errors import ProcessLost
-from uirl.runtime.endings import how_it_ended
 from uirl.runtime.limits import clip
 from uirl.workers import keeper
 from uirl.workers.supervisor import Streams
@@ -260,3 +260,15 @@ class Children:
         self._children.clear()
         if self._server is not None:
             self._server.kill()
+
+
+def how_it_ended(status: int) -> str:
+    """Return how a process ended by its status: -n, or 128 + n as shells have it, where signal n ended it."""
+    number = -status if status < 0 else status - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # no signal
+        return f"it ended with status {status}"
+    if number == signal.SIGKILL:
+        return f"it was killed by {name}, as the system does where memory runs out (`dmesg` tells)"
+    return f"it was killed by {name}"

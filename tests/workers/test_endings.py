@@ -8,8 +8,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from uirl.runtime.endings import how_it_ended
-from uirl.workers.children import Child, Children
+from uirl.workers.children import Child, Children, how_it_ended
 from uirl.workers.ray import Place, RayProcess
 
 MEMORY = "it was killed by SIGKILL, as the system does where memory runs out"
