@@ -68,12 +68,6 @@ class TestDeadGroups:
         # the first step of Adam is the rate in each direction
         assert far[1] == pytest.approx(far[0] / share, rel=0.02)
 
-    def test_whitening_gives_a_dead_group_no_life(self, images):
-        learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus_baseline")
-        reward = self.live_only_in_group({0, 2})
-        metrics = learner.update(sample_trajectories(learner.policy, images, n=8, reward=reward))
-        assert metrics["live_groups"] == metrics["live_fraction"] == 0.5
-
 
 class TestSpared:
     GRPO = (TEXT, "training.adv_estimator=grpo", "training.group_size=2", "training.minibatches=1")
@@ -135,11 +129,6 @@ class TestKL:
         assert learner.kl.target_kl == 10
         # KL 0 is far below the target: error -0.2, 4 trajectories of a horizon of 100
         assert learner.kl.value == pytest.approx(1 - 0.2 * 4 / 100)
-
-    def test_without_coefficients_no_reference_is_kept(self, images):
-        learner = make_learner(images, TEXT)
-        learner.update(sample_trajectories(learner.policy, images))
-        assert learner.policy.reference_weights is None
 
 
 class TestCritic:

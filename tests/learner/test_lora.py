@@ -9,7 +9,7 @@ from uirl.config.sections.model import LoraConfig
 from uirl.errors import CheckpointError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, collate, export_peft, save_checkpoint
-from uirl.learner.lora import adapters_off, target_modules
+from uirl.learner.lora import target_modules
 
 TEXT = "model.language_model.layers.0."
 VISION = "model.visual.blocks.0."
@@ -82,22 +82,6 @@ def test_gradients_and_steps_reach_the_adapters_alone(vision, images):
     assert changed == {name for name, _ in policy.adapter_weights()}
 
 
-def test_adapters_start_as_no_change_and_off_means_the_base(images):
-    base = Policy.from_config(make_config())
-    policy = Policy.from_config(lora_config("model.lora.vision=true"))
-    samples = sample_trajectories(base, images)
-    batch = collate(base.loaded, samples, images)
-    with torch.no_grad():
-        expected = base.log_probs_and_values(batch).log_probs
-        assert torch.equal(policy.log_probs_and_values(batch).log_probs, expected)
-        stir(policy)
-        assert not torch.allclose(policy.log_probs_and_values(batch).log_probs, expected, atol=1e-3)
-        with adapters_off(policy.model):
-            assert torch.equal(policy.log_probs_and_values(batch).log_probs, expected)
-        assert not torch.allclose(policy.log_probs_and_values(batch).log_probs, expected, atol=1e-3)
-    assert all(p.requires_grad for _, p in policy.adapter_weights())
-
-
 def test_the_reference_is_the_base_while_adapters_are_fresh_and_their_copy_later(images):
     policy = Policy.from_config(lora_config())
     batch = collate(policy.loaded, sample_trajectories(policy, images, n=2), images)
@@ -114,30 +98,6 @@ def test_the_reference_is_the_base_while_adapters_are_fresh_and_their_copy_later
         with policy.reference():
             assert torch.equal(policy.log_probs_and_values(batch).log_probs, warm)
     assert policy.reference_weights.keys() == {name for name, _ in policy.adapter_weights()}
-
-
-def test_merged_weights_are_the_adapted_model_under_the_names_of_the_base(images):
-    base = Policy.from_config(make_config())
-    policy = Policy.from_config(lora_config("model.lora.vision=true"))
-    stir(policy)
-    merged = dict(policy.weights())
-    assert merged.keys() == dict(base.model.named_parameters()).keys()
-    batch = collate(policy.loaded, sample_trajectories(policy, images, n=2), images)
-    with torch.no_grad():
-        expected = policy.log_probs_and_values(batch).log_probs
-        for name, p in base.model.named_parameters():
-            p.copy_(merged[name])
-        assert (base.log_probs_and_values(batch).log_probs - expected).abs().max() < 1e-4
-
-
-def test_the_engine_samples_from_the_adapted_policy(images):
-    policy = Policy.from_config(lora_config("model.lora.vision=true"))
-    stir(policy)
-    samples = sample_trajectories(policy, images)
-    batch = collate(policy.loaded, samples, images)
-    with torch.no_grad():
-        gap = (policy.log_probs_and_values(batch).log_probs - batch.rollout_log_probs).abs().max()
-    assert gap < 1e-4
 
 
 def test_adapters_drop_inputs_only_while_gradients_flow(images):

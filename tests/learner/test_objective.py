@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from tests.learner.updates import TEXT
 from tests.learner.worlds import make_config
 from uirl.errors import NonFiniteError
 from uirl.images import ImageStore
@@ -17,8 +18,6 @@ from uirl.learner.policy import TokenScores
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.steps import MinibatchSchedule, Objective, UpdateTensors, require_finite
 from uirl.types import Sample
-
-TEXT = "model.model_name=uirl/tiny-lm"
 
 
 @pytest.fixture(scope="module")

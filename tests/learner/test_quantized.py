@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -29,11 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture
-def bitsandbytes() -> Any:
-    return importlib.import_module("bitsandbytes")  # it is locked: where it is missing, that is a failure
-
-
 def config_of(folder: Path, *changes: str) -> ConfigStore:
     nf4 = ["model.quantization=nf4", "model.use_lora=true", "model.dtype=bfloat16", "training.learning_rate=0.01"]
     return ConfigStore().override(
@@ -46,7 +40,7 @@ def learner_of(folder: Path, images: ImageStore, *changes: str) -> Learner:
     return Learner(Policy.from_config(config), config, images)
 
 
-def test_the_language_model_is_quantised_and_nothing_else(bitsandbytes: Any, folder: Path) -> None:
+def test_the_language_model_is_quantised_and_nothing_else(folder: Path) -> None:
     model = Policy.from_config(config_of(folder)).model
     narrow = {name for name, parameter in model.named_parameters() if is_quantized(parameter)}
     assert narrow == {f"{name}.weight" for name in language_linears(model)}
@@ -55,7 +49,7 @@ def test_the_language_model_is_quantised_and_nothing_else(bitsandbytes: Any, fol
     assert others == {torch.bfloat16}, "adapters too"
 
 
-def test_what_the_engine_samples_is_what_the_learner_computes(bitsandbytes: Any, folder: Path, images) -> None:
+def test_what_the_engine_samples_is_what_the_learner_computes(folder: Path, images) -> None:
     learner = learner_of(folder, images)
     samples = sample_trajectories(learner.policy, images)
     learner.update(samples)  # raises where the two are too far apart
@@ -67,7 +61,7 @@ def test_what_the_engine_samples_is_what_the_learner_computes(bitsandbytes: Any,
 
 
 @pytest.mark.parametrize("target", ["all", "attention"])
-def test_an_export_is_what_was_trained_in_16_bits(bitsandbytes: Any, folder: Path, images, tmp_path, target) -> None:
+def test_an_export_is_what_was_trained_in_16_bits(folder: Path, images, tmp_path, target) -> None:
     learner = learner_of(folder, images, f"model.lora.target={target}")
     samples = sample_trajectories(learner.policy, images)
     before = log_probs_of(learner, samples)
@@ -84,9 +78,7 @@ def test_an_export_is_what_was_trained_in_16_bits(bitsandbytes: Any, folder: Pat
     assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)
 
 
-def test_a_checkpoint_has_the_adapters_and_gives_the_same_policy(
-    bitsandbytes: Any, folder: Path, images, tmp_path
-) -> None:
+def test_a_checkpoint_has_the_adapters_and_gives_the_same_policy(folder: Path, images, tmp_path) -> None:
     learner = learner_of(folder, images)
     samples = sample_trajectories(learner.policy, images)
     learner.update(samples)
@@ -101,7 +93,7 @@ def test_a_checkpoint_has_the_adapters_and_gives_the_same_policy(
     assert not (saved / "policy").exists()
 
 
-def test_the_plan_counts_the_bytes_of_the_codes_and_their_scales(bitsandbytes: Any, folder: Path) -> None:
+def test_the_plan_counts_the_bytes_of_the_codes_and_their_scales(folder: Path) -> None:
     config = config_of(folder)
     kept = 0
     for name, parameter in Policy.from_config(config).model.named_parameters():

@@ -44,21 +44,10 @@ def test_one_stale_sample_is_enough_to_recompute_all(images):
     assert learner.update(mixed)["old_log_probs_recomputed"] == 1
 
 
-@pytest.mark.parametrize(
-    ("override", "recomputed"),
-    [
-        ("inference.top_p=0.9", 1.0),
-        ("inference.top_k=5", 1.0),
-        ("model.dtype=bfloat16", 1.0),
-        ("inference.temperature=1.0", 0.0),
-    ],
-)
-def test_old_log_probs_are_recomputed_where_the_engine_rounds_or_filters(override, recomputed, images):
+@pytest.mark.parametrize("override", ["inference.top_p=0.9", "model.dtype=bfloat16"])
+def test_old_log_probs_are_recomputed_where_the_engine_rounds_or_filters(override, images):
     learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus", override)
-    metrics = learner.update(sample_trajectories(learner.policy, images))
-    assert metrics["old_log_probs_recomputed"] == recomputed
-    # either way the first minibatch starts from a ratio of 1
-    assert metrics["optimizer_steps"] == 2
+    assert learner.update(sample_trajectories(learner.policy, images))["old_log_probs_recomputed"] == 1
 
 
 def test_recomputed_and_exact_old_log_probs_give_the_same_step(images):
@@ -72,12 +61,6 @@ def test_recomputed_and_exact_old_log_probs_give_the_same_step(images):
     gaps = [(weights[0][name] - w).abs() for name, w in weights[1].items()]
     # Adam turns the rounding of a gradient near 0 into a step of up to the learning rate, on a few weights
     assert torch.cat([g.flatten() for g in gaps]).median() < 1e-6
-
-
-def test_a_temperature_belongs_to_the_log_probs(images):
-    learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", "inference.temperature=0.6")
-    metrics = learner.update(sample_trajectories(learner.policy, images, temperature=0.6))
-    assert metrics["log_prob_gap_max"] < 1e-4
 
 
 @pytest.mark.parametrize("adapters", ["model.use_lora=false", "model.use_lora=true"])
@@ -135,15 +118,6 @@ def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypat
     with pytest.raises(AlignmentError, match=r"far more than torch.bfloat16 rounds.*attends differently"):
         learner.update(samples)
     assert learner.version == 0
-
-
-def test_many_small_gaps_stop_a_run_that_no_single_token_would(images):
-    learner = make_learner(images, *BFLOAT, "training.minibatches=1")
-    samples = sample_trajectories(learner.policy, images, turns=8)
-    # at prompt tokens they are never read
-    samples[1] = replace(samples[1], rollout_log_probs=tuple(x - 0.5 for x in samples[1].rollout_log_probs))
-    with pytest.raises(AlignmentError, match=r"disagree by 0\.\d+ nats as a mean over \d+ tokens .* trajectory-1"):
-        learner.update(samples)
 
 
 def test_demonstrations_never_reach_a_policy_gradient(images):

@@ -245,11 +245,6 @@ def test_samples_that_turn_by_other_angles_are_read_apart(unpad):
     assert (read(samples) - alone).abs().max() < 1e-5
 
 
-def test_a_prompt_that_saves_little_is_not_shared():
-    samples = [made_up(10, 100) for _ in range(8)]
-    assert [one.families for one in made_of(samples, 10_000)] == [()]
-
-
 def test_unlike_lengths_stand_in_rows_as_full_as_the_budget_lets_them():
     samples = [made_up(n, 1) for n in (9, 19, 29, 39, 19)]
     made = packed(samples, range(5), 60, share=True, unpad=True)
@@ -258,18 +253,13 @@ def test_unlike_lengths_stand_in_rows_as_full_as_the_budget_lets_them():
     assert [(one.members, one.size) for one in made] == [([3, 2], 70), ([1, 4, 0], 50)]
 
 
-def test_samples_of_one_length_stay_padded_rows():
-    samples = [made_up(5, 5) for _ in range(4)]
-    assert [one.families for one in packed(samples, range(4), 100, share=True, unpad=True)] == [()]
-
-
-def test_samples_of_nearly_one_length_stay_padded_rows():
-    samples = [made_up(n, 1) for n in (99, 98, 99, 97)]
-    assert [one.families for one in packed(samples, range(4), 1000, share=True, unpad=True)] == [()]
-
-
-def test_a_long_sample_is_not_beside_hundreds_of_short_ones():
-    samples = [made_up(15_999, 1), *(made_up(9, 1) for _ in range(1600))]
-    made = packed(samples, range(1601), 32_768, share=True, unpad=True)
-    assert sorted(i for one in made for i in one.members) == list(range(1601))
-    assert max(len(one.members) * max(len(samples[i].token_ids) for i in one.members) for one in made) <= 8 * 32_768
+@pytest.mark.parametrize(
+    ("samples", "prompts"),
+    [
+        ([made_up(10, 100) for _ in range(8)], [0] * 8),  # a prompt that saves little is not shared
+        ([made_up(5, 5) for _ in range(4)], range(4)),  # of one length, and of nearly one
+        ([made_up(n, 1) for n in (99, 98, 99, 97)], range(4)),
+    ],
+)
+def test_where_nothing_is_saved_samples_stay_padded_rows(samples, prompts):
+    assert [one.families for one in packed(samples, prompts, 10_000, share=True, unpad=True)] == [()]
