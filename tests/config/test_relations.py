@@ -2,7 +2,7 @@
 
 import pytest
 
-from uirl.config import GROUP_ESTIMATORS, ConfigStore
+from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 
 REFUSED = {
@@ -139,14 +139,6 @@ def test_a_combination_that_cannot_work_is_refused_with_the_reason(reason):
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     ConfigStore().override(fine)
-
-
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_every_estimator_that_compares_refuses_a_group_of_one(estimator):
-    config = ConfigStore()
-    config.training.adv_estimator, config.training.group_size = estimator, 1
-    with pytest.raises(ConfigError, match="a group of one"):
-        config.check()
 
 
 def test_assignments_may_pass_through_a_combination_that_cannot_work():

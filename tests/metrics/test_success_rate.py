@@ -76,7 +76,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("instances", [3, 4, 8, 32, 128])
+@pytest.mark.parametrize("instances", [3, 8, 128])
 @pytest.mark.parametrize(("tries", "greedy"), [(1, False), (4, False), (4, True), (16, False), (16, True), (64, False)])
 @pytest.mark.parametrize("prior", PRIORS)
 def test_an_interval_holds_the_rate_as_often_as_it_says(prior, greedy, tries, instances):

@@ -70,20 +70,6 @@ async def test_the_record_ends_with_what_nobody_acted_on(lm, vlm) -> None:
     assert [turn.pictures for turn in record.turns] == [()] * 3  # a server processes them, nobody knows how
 
 
-async def test_a_whole_conversation_is_one_sample(lm) -> None:
-    record = await played(lm, Countdown(), "yes")
-    (sample,) = samples_of(record)
-    yes = record.turns[0].response_ids
-    assert sum(sample.response_mask) == 3 * len(yes)
-    sampled = [t for t, own in zip(sample.token_ids, sample.response_mask, strict=True) if own]
-    assert tuple(sampled) == yes * 3
-    # the reward of a turn stands on its last response token, and nowhere else
-    last = [i for i, r in enumerate(sample.rewards) if r]
-    assert [sample.token_ids[i] for i in last] == [yes[-1]] * 3
-    assert [sample.turn_ids[i] for i in last] == [0, 1, 2]
-    assert sum(sample.rewards) == 3.0
-
-
 async def test_real_engine_log_probs_survive_into_the_sample(vlm) -> None:
     runner = collector(vlm, Countdown(pictures=True))
     engine = TransformersInferenceEngine(vlm)
@@ -149,19 +135,6 @@ class NoSizes(Sizes):
 
     def of(self, hash: str) -> None:
         return None
-
-
-async def test_the_token_budget_keeps_the_opening_and_the_newest(lm) -> None:
-    engine = scripted(lm, "yes")
-    runner = collector(lm, Countdown(length=8), window=ContextWindow(token_budget=60))
-    (record,) = await runner.collect(specs(1), play_with(engine))
-    lengths = [len(request.prompt_ids) for request in engine.requests]
-    assert max(lengths) <= 60
-    text = lm.tokenizer.decode(engine.requests[-1].prompt_ids)
-    assert "start 0" in text
-    assert "left 1" in text
-    assert "left 6" not in text
-    assert any(turn.starts_segment for turn in record.turns[1:])
 
 
 class Late(Countdown):

@@ -90,17 +90,6 @@ def test_a_signal_that_another_thread_received_is_heard() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         loop.run(work(), on_interrupt=asked.set)
-    again = asyncio.Event()
-
-    async def goes_on() -> None:
-        signal.raise_signal(signal.SIGINT)
-        await again.wait()
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(goes_on(), on_interrupt=again.set)
-    assert loop.busy
     loop.close()
 
 

@@ -53,13 +53,6 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_rest(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_name_that_cannot_be_replaced_is_an_error_without_rest(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match="cannot write"):
-        write_atomically(tmp_path / "folder", "x")
-    assert os.listdir(tmp_path) == ["folder"]
-
-
 def test_what_is_no_regular_file_is_not_replaced_and_links_are_followed(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -19,6 +19,7 @@ from uirl.cli.main import main
 from uirl.errors import StorageError
 from uirl.runtime.patience import Patience
 from uirl.storage import TrajectoryStore
+from uirl.storage.database import _TABLES
 from uirl.storage.labels import FILE, Label, LabelStore
 from uirl.verification.memory import JudgeMemory
 from uirl.viewer import runs as viewed
@@ -105,14 +106,14 @@ def journal_of_others(path: Path, table: str) -> None:
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
-SPOILS: list[Callable[[Path, str], None]] = [
-    *(view, view_that_says_it_is_a_table, trigger, virtual, computed, another_table, link),
-    *(pipe_beside("-wal"), pipe_beside("-journal"), pipe_beside("-shm"), journal_of_others),
-]
-NAMES = [
-    *("view", "view_as_table", "trigger", "virtual", "computed", "another", "link"),
-    *("wal", "journal", "shm", "super_journal"),
-]
+SPOILS: dict[str, Callable[[Path, str], None]] = {
+    **{"view": view, "view_as_table": view_that_says_it_is_a_table, "trigger": trigger, "virtual": virtual},
+    **{"computed": computed, "another": another_table, "link": link, "super_journal": journal_of_others},
+    **{ending: pipe_beside(f"-{ending}") for ending in ("wal", "journal", "shm")},
+}
+OF_TABLES = [name for name in SPOILS if name not in ("link", "super_journal", "wal", "journal", "shm")]
+CASES = [(name, "trajectories") for name in SPOILS]
+CASES += [(name, table) for name in OF_TABLES for table in ("turns", "images", "origins", "learned")]
 
 
 @pytest.fixture
@@ -120,13 +121,10 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "runs" / "odd", [trajectory("a")])
 
 
-@pytest.mark.parametrize("table", ["trajectories", "turns", "images", "origins", "learned"])
-@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
-def test_a_store_that_no_run_wrote_is_refused_by_all_who_open_it(
-    run: Path, spoil: Callable[[Path, str], None], table: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("spoil", "table"), CASES)
+def test_a_store_that_no_run_wrote_is_refused_by_all_who_open_it(run: Path, spoil: str, table: str) -> None:
     store = run / "trajectories.sqlite"
-    spoil(store, table)
+    SPOILS[spoil](store, table)
     openers: list[Callable[[], Any]] = [
         lambda: TrajectoryStore(store, read_only=True),
         lambda: TrajectoryStore(store),
@@ -146,7 +144,7 @@ def test_a_store_that_no_run_wrote_is_refused_by_all_who_open_it(
         assert client.get("/api/runs/odd/trajectories").status_code == 404
 
 
-@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 def test_labels_that_nobody_wrote_are_refused(run: Path, spoil: Callable[[Path, str], None]) -> None:
     path = run / FILE
     LabelStore(path).set("a", Label(True))
@@ -156,7 +154,7 @@ def test_labels_that_nobody_wrote_are_refused(run: Path, spoil: Callable[[Path, 
             use(LabelStore(path))
 
 
-@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 def test_a_memory_that_no_judge_wrote_is_refused(tmp_path: Path, spoil: Callable[[Path, str], None]) -> None:
     (tmp_path / "run").mkdir()
     path = tmp_path / "run" / "judge.sqlite"
@@ -173,8 +171,9 @@ def in_circles(path: Path) -> None:
     path.unlink()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA page_size = {size}")
-        for table, columns in TABLES.items():
-            connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+        for table, columns in _TABLES.items():
+            names = ", ".join(columns).replace("number,", "number INTEGER PRIMARY KEY,")
+            connection.execute(f"CREATE TABLE {table} ({names})")
         connection.execute("PRAGMA application_id = 0x7569726C")
         connection.execute("PRAGMA user_version = 2")
         connection.execute("INSERT INTO trajectories (id) VALUES ('a')")
@@ -199,20 +198,6 @@ def in_circles(path: Path) -> None:
     data += leaf
     data[28:32] = struct.pack(">I", len(data) // size)
     path.write_bytes(data)
-
-
-TABLES = {
-    "trajectories": (
-        *("number INTEGER PRIMARY KEY", "id", "step", "split", "created", "task_id", "environment", "group_id"),
-        *("stop_reason", "reward", "success", "failure", "turns", "level", "verdict", "origin", "record"),
-    ),
-    "turns": ("trajectory", "position", "record", "context_ids", "response_ids", "log_probs"),
-    "images": ("hash", "step", "data"),
-    "origins": ("number", "record"),
-    "learned": (
-        *("trajectory", "step", "version", "advantages", "old_log_probs", "log_probs", "entropies", "weights"),
-    ),
-}
 
 
 def test_a_read_without_end_is_interrupted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

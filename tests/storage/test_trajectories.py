@@ -324,28 +324,6 @@ def test_a_thread_waits_for_the_transaction_of_another(store, monkeypatch):
     assert [row.id for row in store.list()] == ["a", "b"]
 
 
-READER = """
-import sys
-from uirl.storage import TrajectoryStore
-store = TrajectoryStore(sys.argv[1], read_only=True)
-for line in sys.stdin:
-    print(store.count(), store.get(line.strip()).id, flush=True)
-"""
-
-
-def test_another_process_reads_while_this_one_writes(store):
-    store.add(episode("0"), step=0)
-    command = [sys.executable, "-c", READER, store.path]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
-        for i in range(1, 4):
-            store.add(episode(str(i), shot=b"x" * 5000), step=i)
-            reader.stdin.write(f"{i}\n")
-            reader.stdin.flush()
-            assert reader.stdout.readline().split() == [str(i + 1), str(i)]
-
-
 def test_readers_and_a_second_writer_beside_the_first(store):
     store.add(episode("a"), step=1)
     with sqlite3.connect(store.path) as reader, TrajectoryStore(store.path) as other:
@@ -380,7 +358,7 @@ for i in range(100_000):
 """
 
 
-@pytest.mark.parametrize("after", [1, 40, 300])
+@pytest.mark.parametrize("after", [1, 40])
 def test_a_kill_loses_at_most_the_episode_in_flight(tmp_path, after):
     path = tmp_path / "t.sqlite"
     command = [sys.executable, "-c", WRITER, path]
