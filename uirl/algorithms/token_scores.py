@@ -20,6 +20,7 @@ class _Wanted(NamedTuple):
     temperature: float
     entropy: bool
     entropy_gradient: bool
+    keeps_logits: bool = False
 
 
 def score_tokens(
@@ -72,10 +73,11 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, of_log_probs: Tensor, of_entropies: Tensor | None) -> tuple[Tensor, None, None]:  # type: ignore[override]
         logits, targets, log_sums, entropies = ctx.saved_tensors
         wanted: _Wanted = ctx.wanted
+        gradient = torch.empty_like(logits) if wanted.keeps_logits else logits
 
         def write(block: slice) -> None:
-            rows, outer = logits[block], of_log_probs[block, None]
-            log_p = _scaled(rows, wanted).sub_(log_sums[block, None])
+            outer = of_log_probs[block, None]
+            log_p = _scaled(logits[block], wanted).sub_(log_sums[block, None])
             if entropies is None or of_entropies is None:
                 grad = log_p.exp_().mul_(-outer)
             else:
@@ -83,10 +85,10 @@ class _TokenScores(torch.autograd.Function):
                 inner = _finite(log_p).add_(entropies[block, None]).mul_(of_entropies[block, None]).add_(outer)
                 grad = inner.mul_(p).neg_()
             grad.scatter_add_(1, targets[block, None], outer)
-            rows.copy_(grad if wanted.temperature == 1.0 else grad.div_(wanted.temperature))
+            gradient[block] = grad if wanted.temperature == 1.0 else grad.div_(wanted.temperature)
 
         _visit(logits, write)
-        return logits, None, None
+        return gradient, None, None
 
 
 def _score(z: Tensor, targets: Tensor, wanted: _Wanted) -> tuple[Tensor, ...]:
@@ -120,14 +122,10 @@ def _finite(log_p: Tensor) -> Tensor:
 
 
 def _visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other."""
-    return [act(block) for block in blocks(rows)]
-
-
-def blocks(rows: Tensor) -> list[slice]:
-    """Return ranges of the `rows` [n, V] of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
+    """Return what `act` says of each block of the `rows` [n, V], of about `_BLOCK_ELEMENTS` numbers, one after the
+    other; of one empty block for no rows."""
     size = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[-1]))
-    return [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]
+    return [act(slice(start, start + size)) for start in range(0, max(1, len(rows)), size)]
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
@@ -148,8 +146,10 @@ def compute_entropy(logits: Tensor) -> Tensor:
     """
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits must be floats [..., V]: got {logits.dtype}, shape {tuple(logits.shape)}")
-    entropy: Tensor = cast(Any, _Entropy).apply(logits)
-    return entropy
+    rows = logits.reshape(-1, logits.shape[-1])
+    nobody = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+    _, entropy = cast(Any, _TokenScores).apply(rows, nobody, _Wanted(1.0, True, True, keeps_logits=True))
+    return cast(Tensor, entropy).view(logits.shape[:-1])
 
 
 def drop_unlikely(logits: Tensor, min_p: float) -> Tensor:
@@ -206,32 +206,3 @@ class EntropyController:
         lowest, highest = self.init_coef / self.RANGE, self.init_coef * self.RANGE
         self.value = min(max(self.value * math.exp(error), lowest), highest)
         return self.value
-
-
-class _Entropy(torch.autograd.Function):
-    """`H = sum(entr(p))` with `dH/dlogits = entr(p) - p * H`, where `entr(p) = -p log p` and entr(0) = 0."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        rows = logits.reshape(-1, logits.shape[-1])
-        entropy = torch.cat(
-            [
-                torch.special.entr(torch.softmax(rows[block], dim=-1, dtype=float_dtype(rows))).sum(dim=-1)
-                for block in blocks(rows)
-            ]
-        )
-        ctx.save_for_backward(logits, entropy)
-        return entropy.view(logits.shape[:-1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:  # type: ignore[override]
-        logits, entropy = ctx.saved_tensors
-        rows = logits.reshape(-1, logits.shape[-1])
-        grad = torch.empty_like(rows)
-        outer = grad_output.reshape(-1, 1)
-        for block in blocks(rows):
-            p = torch.softmax(rows[block], dim=-1, dtype=float_dtype(rows))
-            local = torch.special.entr(p).addcmul_(p, entropy[block].unsqueeze(-1), value=-1.0)
-            grad[block] = local.mul_(outer[block])
-        return grad.view(logits.shape)
