@@ -7,6 +7,7 @@ words of its paper; the learner reads them as keyword arguments through `advanta
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import cast
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
@@ -28,8 +29,9 @@ class Algorithm(ABC):
         return get_algorithm(self.adv_estimator)
 
     def advantage_options(self) -> AdvantageOptions:
-        """Return the keyword arguments for `AdvantageInputs`, next to the tensors."""
-        return {}
+        """Return the keyword arguments for `AdvantageInputs`, next to the tensors: fields of these names."""
+        own = {name: getattr(self, name) for name in AdvantageOptions.__annotations__ if hasattr(self, name)}
+        return cast(AdvantageOptions, own)
 
     def loss_options(self) -> LossOptions:
         """Return the keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
@@ -52,6 +54,13 @@ class _Clipped(Algorithm):
     """Weight of the KL to the reference policy; 0: no reference policy is needed."""
     ratio_level: RatioLevel = "token"
     """'sequence' clips the ratio of the whole row, as GSPO does."""
+
+    def __post_init__(self) -> None:
+        own = vars(self)
+        for name in ("clip_epsilon", "eps_low", "eps_high"):
+            if name in own and not own[name] > 0:
+                raise ValueError(f"{name} must be positive: got {own[name]}; at 0 the policy could not move at all")
+        check_unit_interval(**{name: own[name] for name in ("gamma", "gae_lambda") if name in own})
 
     @property
     @abstractmethod
@@ -77,9 +86,6 @@ class _OneClipRange(_Clipped):
     clip_epsilon: float = 0.2
     """Clip range of the ratio on both sides."""
 
-    def __post_init__(self) -> None:
-        _check_positive(clip_epsilon=self.clip_epsilon)
-
     @property
     def clip_range(self) -> tuple[float, float]:
         return self.clip_epsilon, self.clip_epsilon
@@ -93,9 +99,6 @@ class _TwoClipRanges(_Clipped):
     """Clip range below 1."""
     eps_high: float = 0.3
     """Clip range above 1."""
-
-    def __post_init__(self) -> None:
-        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -112,9 +115,6 @@ class RejectionSampling(Algorithm):
     """How token losses become one number, see `aggregate_loss`."""
 
     adv_estimator = "rejection_sampling"
-
-    def advantage_options(self) -> AdvantageOptions:
-        return {"reward_threshold": self.reward_threshold}
 
     def loss_options(self) -> LossOptions:
         return {"aggregation": self.aggregation}
@@ -133,14 +133,10 @@ class PPO(_OneClipRange):
     whiten: bool = True
     """Whether advantages are whitened over the batch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_unit_interval(gamma=self.gamma, gae_lambda=self.gae_lambda)
-
     adv_estimator = "gae"
 
     def advantage_options(self) -> AdvantageOptions:
-        return {"gamma": self.gamma, "lam": self.gae_lambda, "whiten": self.whiten}
+        return {**super().advantage_options(), "lam": self.gae_lambda}
 
 
 @dataclass(frozen=True)
@@ -155,9 +151,6 @@ class GRPO(_TwoClipRanges):
     """Whether to divide by the group's standard deviation."""
 
     adv_estimator = "grpo"
-
-    def advantage_options(self) -> AdvantageOptions:
-        return {"normalize_by_std": self.normalize_by_std}
 
 
 @dataclass(frozen=True)
@@ -176,16 +169,9 @@ class ReinforcePlusPlus(_OneClipRange):
     group_baseline: bool = False
     """Whether to subtract the group's mean first (the "-baseline" variant)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_unit_interval(gamma=self.gamma)
-
     @property
     def adv_estimator(self) -> str:
         return "reinforce_plus_plus_baseline" if self.group_baseline else "reinforce_plus_plus"
-
-    def advantage_options(self) -> AdvantageOptions:
-        return {"gamma": self.gamma}
 
 
 @dataclass(frozen=True)
@@ -197,14 +183,7 @@ class TurnLevel(_TwoClipRanges):
     normalize_by_std: bool = True
     """Whether to divide by the standard deviation among the compared turns."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_unit_interval(gamma=self.gamma)
-
     adv_estimator = "turn_level"
-
-    def advantage_options(self) -> AdvantageOptions:
-        return {"gamma": self.gamma, "normalize_by_std": self.normalize_by_std}
 
 
 @dataclass(frozen=True)
@@ -217,12 +196,3 @@ class GiGPO(TurnLevel):
     """Weight of the turn's advantage next to the episode's."""
 
     adv_estimator = "gigpo"
-
-    def advantage_options(self) -> AdvantageOptions:
-        return {**super().advantage_options(), "step_advantage_weight": self.step_advantage_weight}
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ValueError(f"{name} must be positive: got {number}; at 0 the policy could not move at all")

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
@@ -103,22 +104,6 @@ def _first(values: Tensor, wrong: Tensor) -> str:
     return f"{values[row, column].item()} in row {row}, column {column}"
 
 
-_EXPECTED = {
-    "values": "the critic's values [B, T]",
-    "index": "one group id per row",
-    "turn_ids": "the turn number of each response token [B, T]",
-    "anchor_ids": "the id of each turn's first state [B, T], or turn_level",
-}
-
-
-def _needed(estimator: str, inputs: AdvantageInputs, name: str) -> Any:
-    """Return the input `name`, for an estimator that cannot do without."""
-    given = getattr(inputs, name)
-    if given is None:
-        raise ValueError(f"{estimator} needs {name}: got None, expected {_EXPECTED[name]}")
-    return given
-
-
 LossName = Literal["policy", "rejection_sampling"]
 AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], tuple[Tensor, Tensor]]
 
@@ -143,116 +128,72 @@ class AlgorithmSpec:
     """'policy': `compute_policy_loss`; 'rejection_sampling': `compute_rejection_sampling_loss`."""
 
 
-def _gae(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_gae_advantage_return(
-        inputs.token_level_rewards,
-        _needed("gae", inputs, "values"),
-        inputs.response_mask,
-        inputs.gamma,
-        inputs.lam,
-        whiten=inputs.whiten,
-        bootstrap_values=inputs.bootstrap_values,
-    )
+_NEEDS = {
+    "values": ("needs_critic", "the critic's values [B, T]"),
+    "index": ("needs_group", "one group id per row"),
+    "turn_ids": ("needs_turns", "the turn number of each response token [B, T]"),
+    "anchor_ids": ("needs_anchors", "the id of each turn's first state [B, T], or turn_level"),
+}
+"""What not every estimator reads -> the field of `AlgorithmSpec` that says so, and what it is."""
 
 
-def _grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = _needed("grpo", inputs, "index")
-    return compute_grpo_advantage(
-        inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=inputs.normalize_by_std
-    )
+def _spec(
+    name: str, function: Callable[..., tuple[Tensor, Tensor]], summary: str, loss: LossName = "policy", **fixed: Any
+) -> AlgorithmSpec:
+    """Return the entry of `function`, which is given those inputs that it has parameters for; `fixed` are set."""
+    read = [one.name for one in fields(AdvantageInputs) if one.name in signature(function).parameters]
+
+    def advantage(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+        given = {one: getattr(inputs, one) for one in read}
+        for one, (_, expected) in _NEEDS.items():
+            if one in read and given[one] is None:
+                raise ValueError(f"{name} needs {one}: got None, expected {expected}")
+        return function(**given | fixed)
+
+    needs = {flag: one in read for one, (flag, _) in _NEEDS.items()}
+    return AlgorithmSpec(advantage=advantage, summary=summary, loss=loss, **needs)
 
 
-def _grpo_mean(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = _needed("grpo_mean", inputs, "index")
-    return compute_grpo_advantage(inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=False)
+def _reinforce_plus_plus(
+    token_level_rewards: Tensor, response_mask: Tensor, gamma: float, whiten: bool
+) -> tuple[Tensor, Tensor]:
+    advantages, returns = compute_reinforce_plus_plus_advantage(token_level_rewards, response_mask, gamma)
+    return advantages if whiten else returns, returns
 
 
-def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = _needed("rloo", inputs, "index")
-    return compute_rloo_advantage(inputs.token_level_rewards, inputs.response_mask, index)
-
-
-def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    advantages, returns = compute_reinforce_plus_plus_advantage(
-        inputs.token_level_rewards, inputs.response_mask, inputs.gamma
-    )
-    return advantages if inputs.whiten else returns, returns
-
-
-def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    index = _needed("reinforce_plus_plus_baseline", inputs, "index")
-    return compute_reinforce_plus_plus_baseline_advantage(inputs.token_level_rewards, inputs.response_mask, index)
-
-
-def _turn_level(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_turn_level_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        _needed("turn_level", inputs, "index"),
-        _needed("turn_level", inputs, "turn_ids"),
-        gamma=inputs.gamma,
-        normalize_by_std=inputs.normalize_by_std,
-    )
-
-
-def _gigpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_gigpo_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        _needed("gigpo", inputs, "index"),
-        _needed("gigpo", inputs, "turn_ids"),
-        _needed("gigpo", inputs, "anchor_ids"),
-        gamma=inputs.gamma,
-        step_advantage_weight=inputs.step_advantage_weight,
-        normalize_by_std=inputs.normalize_by_std,
-    )
-
-
-def _rejection_sampling(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_rejection_sampling_advantage(
-        inputs.token_level_rewards, inputs.response_mask, inputs.reward_threshold
-    )
-
-
-_GAE = AlgorithmSpec(advantage=_gae, needs_critic=True, summary="PPO: a critic, and generalised advantages per token")
-_GRPO_MEAN = AlgorithmSpec(advantage=_grpo_mean, needs_group=True, summary="Dr. GRPO: reward minus the group's mean")
+_GAE = _spec("gae", compute_gae_advantage_return, "PPO: a critic, and generalised advantages per token")
+_GRPO_MEAN = _spec(
+    "grpo_mean", compute_grpo_advantage, "Dr. GRPO: reward minus the group's mean", normalize_by_std=False
+)
 
 ALGORITHMS: dict[str, AlgorithmSpec] = {
     "gae": _GAE,
     "ppo": _GAE,
-    "grpo": AlgorithmSpec(
-        advantage=_grpo, needs_group=True, summary="GRPO: reward relative to the group's mean and spread"
-    ),
+    "grpo": _spec("grpo", compute_grpo_advantage, "GRPO: reward relative to the group's mean and spread"),
     "grpo_mean": _GRPO_MEAN,
     "dr_grpo": _GRPO_MEAN,
-    "rloo": AlgorithmSpec(
-        advantage=_rloo, needs_group=True, summary="RLOO: reward minus the mean of the others in the group"
+    "rloo": _spec("rloo", compute_rloo_advantage, "RLOO: reward minus the mean of the others in the group"),
+    "reinforce_plus_plus": _spec(
+        "reinforce_plus_plus", _reinforce_plus_plus, "REINFORCE++: discounted reward-to-go, whitened over the batch"
     ),
-    "reinforce_plus_plus": AlgorithmSpec(
-        advantage=_reinforce_plus_plus, summary="REINFORCE++: discounted reward-to-go, whitened over the batch"
+    "reinforce_plus_plus_baseline": _spec(
+        "reinforce_plus_plus_baseline",
+        compute_reinforce_plus_plus_baseline_advantage,
+        "REINFORCE++-baseline: reward minus the group's mean, whitened over the batch",
     ),
-    "reinforce_plus_plus_baseline": AlgorithmSpec(
-        advantage=_reinforce_plus_plus_baseline,
-        needs_group=True,
-        summary="REINFORCE++-baseline: reward minus the group's mean, whitened over the batch",
+    "turn_level": _spec(
+        "turn_level", compute_turn_level_advantage, "reward-to-go of each turn relative to the same turn of the group"
     ),
-    "turn_level": AlgorithmSpec(
-        advantage=_turn_level,
-        needs_group=True,
-        needs_turns=True,
-        summary="reward-to-go of each turn relative to the same turn of the group",
+    "gigpo": _spec(
+        "gigpo",
+        compute_gigpo_advantage,
+        "GiGPO: group advantage of the episode plus that of the turn among equal states",
     ),
-    "gigpo": AlgorithmSpec(
-        advantage=_gigpo,
-        needs_group=True,
-        needs_turns=True,
-        needs_anchors=True,
-        summary="GiGPO: group advantage of the episode plus that of the turn among equal states",
-    ),
-    "rejection_sampling": AlgorithmSpec(
-        advantage=_rejection_sampling,
-        loss="rejection_sampling",
-        summary="supervised learning on the trajectories above a reward threshold",
+    "rejection_sampling": _spec(
+        "rejection_sampling",
+        compute_rejection_sampling_advantage,
+        "supervised learning on the trajectories above a reward threshold",
+        "rejection_sampling",
     ),
 }
 
