@@ -99,6 +99,25 @@ def test_a_tensor_of_another_shape_is_refused(name: str, tensor: str) -> None:
         function(**arguments)
 
 
+def test_garbage_outside_the_mask_reaches_neither_result_nor_gradient() -> None:
+    masked = {name: f for name, f in _functions().items() if any(part.endswith("mask") for part in _tensors(f))}
+    for name in masked.keys() - {"AdvantageInputs", "spare_turns"}:  # one refuses it, the other hands it on
+        found = []
+        for garbage in (0.0, math.nan, math.inf):
+            given = _arguments(masked[name])
+            floats = [part for part in _tensors(masked[name]) if not part.endswith(("mask", "_ids"))]
+            given |= {part: given[part].masked_fill(MASK == 0, garbage).requires_grad_() for part in floats}
+            result = masked[name](**given)
+            results = list(result) if isinstance(result, tuple) else [result]
+            for one in results:
+                if isinstance(one, Tensor) and one.requires_grad:
+                    one.sum().backward()
+            found.append([*results, *(given[part].grad for part in floats)])
+        for part, *others in zip(*found, strict=True):
+            for other in others:
+                assert torch.equal(other, part) if isinstance(part, Tensor) else other == part, name
+
+
 @pytest.mark.parametrize("number", [-0.1, 1.1])
 @pytest.mark.parametrize("discount", ["gamma", "lam"])
 def test_a_discount_outside_its_interval_is_refused(discount: str, number: float) -> None:
