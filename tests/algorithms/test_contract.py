@@ -99,23 +99,38 @@ def test_a_tensor_of_another_shape_is_refused(name: str, tensor: str) -> None:
         function(**arguments)
 
 
-def test_garbage_outside_the_mask_reaches_neither_result_nor_gradient() -> None:
-    masked = {name: f for name, f in _functions().items() if any(part.endswith("mask") for part in _tensors(f))}
-    for name in masked.keys() - {"AdvantageInputs", "spare_turns"}:  # one refuses it, the other hands it on
-        found = []
-        for garbage in (0.0, math.nan, math.inf):
-            given = _arguments(masked[name])
-            floats = [part for part in _tensors(masked[name]) if not part.endswith(("mask", "_ids"))]
-            given |= {part: given[part].masked_fill(MASK == 0, garbage).requires_grad_() for part in floats}
-            result = masked[name](**given)
-            results = list(result) if isinstance(result, tuple) else [result]
-            for one in results:
-                if isinstance(one, Tensor) and one.requires_grad:
-                    one.sum().backward()
-            found.append([*results, *(given[part].grad for part in floats)])
-        for part, *others in zip(*found, strict=True):
-            for other in others:
-                assert torch.equal(other, part) if isinstance(part, Tensor) else other == part, name
+def _outcome(function: Callable[..., Any], mask: Tensor, garbage: float) -> list[Any]:
+    """What it returns and the gradients of its numbers, where `garbage` lies outside of `mask`."""
+    given = _arguments(function)
+    floats = [name for name in _tensors(function) if not name.endswith(("mask", "_ids"))]
+    given |= {name: mask for name in given if name.endswith("mask")}
+    given |= {name: given[name].masked_fill(mask == 0, garbage).requires_grad_() for name in floats}
+    result = function(**given)
+    results = list(result) if isinstance(result, tuple) else [result]
+    for one in results:
+        if isinstance(one, Tensor) and one.requires_grad:
+            one.sum().backward()
+    return [*results, *(given[name].grad for name in floats)]
+
+
+def _masked() -> dict[str, Callable[..., Any]]:
+    """The functions that read nothing outside of a mask; `AdvantageInputs` refuses it, `spare_turns` hands it on."""
+    found = {name: f for name, f in _functions().items() if any(part.endswith("mask") for part in _tensors(f))}
+    return {name: f for name, f in found.items() if name not in ("AdvantageInputs", "spare_turns")}
+
+
+@pytest.mark.parametrize("name", _masked())
+def test_garbage_outside_the_mask_reaches_neither_result_nor_gradient(name: str) -> None:
+    clean, *dirty = (_outcome(_masked()[name], MASK, garbage) for garbage in (0.0, math.nan, math.inf))
+    for other in dirty:
+        for one, expected in zip(other, clean, strict=True):
+            assert torch.equal(one, expected) if isinstance(expected, Tensor) else one == expected
+
+
+@pytest.mark.parametrize("name", sorted(_masked().keys() - {"masked_weight", "truncated_weight"}))
+def test_no_tokens_are_nothing(name: str) -> None:
+    for one in _outcome(_masked()[name], torch.zeros(2, 3), math.nan):
+        assert one is None or not (torch.tensor(list(one.values())) if isinstance(one, dict) else one).any()
 
 
 @pytest.mark.parametrize("number", [-0.1, 1.1])

@@ -114,12 +114,6 @@ def test_suffix_sum_obeys_its_recurrence(seed, columns, decay):
     torch.testing.assert_close(out[:, :-1], x[:, :-1] + decay * out[:, 1:], rtol=1e-9, atol=1e-9)
 
 
-def test_no_tokens_at_all():
-    advantages, returns = compute_gae_advantage_return(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3), 0.9, 0.9)
-    assert (advantages == 0).all()
-    assert (returns == 0).all()
-
-
 def test_a_value_behind_the_last_token_is_one_per_row():
     zeros = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"bootstrap_values must be \[B\]: got shape \(2, 1\), expected \(2,\)"):

@@ -68,10 +68,6 @@ def test_effective_sample_size(weights, share):
     assert effective_sample_size(padded, mask).item() == pytest.approx(share)
 
 
-def test_no_samples_have_no_size():
-    assert effective_sample_size(torch.ones(1, 2), torch.zeros(1, 2)).item() == 0
-
-
 def test_truncation_per_sequence_in_the_loss():
     # ratio 1 and A = 1 everywhere: loss = -(3 x min(1.2214, 1.2) + 2 x 1.10517) / 5
     old = LOG_WEIGHT - 2

@@ -74,6 +74,5 @@ def test_whitening_takes_rounding_for_no_difference():
         assert bool((whitened == 0).all()) is same
 
 
-def test_whitening_one_or_no_number():
+def test_whitening_one_number():
     assert masked_whiten(LOSS, torch.tensor([[0, 1, 0], [0, 0, 0], [0, 0, 0]])).abs().sum() == 0
-    assert masked_whiten(LOSS, torch.zeros(3, 3)).abs().sum() == 0

@@ -247,15 +247,6 @@ def test_only_the_current_log_probs_get_a_gradient():
     assert old_values.grad is None
 
 
-def test_no_tokens_give_zero_loss_and_zero_gradient():
-    log_probs = torch.zeros(2, 3, requires_grad=True)
-    loss, metrics = policy_loss(torch.zeros(2, 3), log_probs, torch.ones(2, 3), torch.zeros(2, 3))
-    loss.backward()
-    assert loss.item() == 0
-    assert (log_probs.grad == 0).all()
-    assert metrics["policy/tokens"] == 0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

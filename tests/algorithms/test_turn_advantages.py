@@ -121,12 +121,6 @@ def test_two_states_in_one_turn_are_refused():
         compute_gigpo_advantage(REWARDS, MASK, [0, 0], TURNS, anchors)
 
 
-def test_no_response_tokens():
-    empty = torch.zeros(2, 5)
-    advantages, _ = compute_turn_level_advantage(empty, empty, [0, 0], torch.full((2, 5), -1))
-    assert (advantages == 0).all()
-
-
 class TestSpareTurns:
     # two turns of two and one tokens; the column between them belongs to the environment
     TURNS = torch.tensor([[0, 0, -1, 1, -1], [0, 0, -1, 1, -1]])
