@@ -70,16 +70,9 @@ class AdvantageInputs:
     """Weight of the step term of gigpo."""
 
     def __post_init__(self) -> None:
-        named = {
-            "response_mask": self.response_mask,
-            "values": self.values,
-            "turn_ids": self.turn_ids,
-            "anchor_ids": self.anchor_ids,
-        }
-        check_aligned(
-            token_level_rewards=self.token_level_rewards,
-            **{name: tensor for name, tensor in named.items() if tensor is not None},
-        )
+        names = ("token_level_rewards", "response_mask", "values", "turn_ids", "anchor_ids")
+        given = {name: getattr(self, name) for name in names}
+        check_aligned(**{name: tensor for name, tensor in given.items() if tensor is not None})
         check_unit_interval(gamma=self.gamma, lam=self.lam)
         self._check_rewards()
 

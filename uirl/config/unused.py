@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from uirl.config.sections.curriculum import CurriculumConfig
@@ -80,23 +81,26 @@ _SCHEDULE = (
 )
 _VERL = (_never, "by runs under verl alone")
 
+
+def _scheduled(key: str) -> tuple[Condition, str]:
+    return lambda config: attrgetter(key)(config) != "constant", f"where {key} is linear or cosine"
+
+
+def _set(key: str) -> tuple[Condition, str]:
+    return lambda config: attrgetter(key)(config) is not None, f"where {key} is set"
+
+
 READ: dict[str, tuple[Condition, str]] = {
     "training.clip_ratio": _CLIPPED,
     "training.clip_ratio_low": _CLIPPED,
     "training.clip_ratio_high": _CLIPPED,
     "training.old_log_probs": _CLIPPED,
-    "training.lr_final_ratio": (
-        lambda config: config.training.lr_schedule != "constant",
-        "where training.lr_schedule is linear or cosine",
-    ),
+    "training.lr_final_ratio": _scheduled("training.lr_schedule"),
     **dict.fromkeys(
         ("training.entropy_schedule", "training.entropy_min_p", "training.target_entropy"),
         (lambda config: config.entropy_coef > 0, "where training.entropy_coef is above 0"),
     ),
-    "training.entropy_final_ratio": (
-        lambda config: config.training.entropy_schedule != "constant",
-        "where training.entropy_schedule is linear or cosine",
-    ),
+    "training.entropy_final_ratio": _scheduled("training.entropy_schedule"),
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
     "algorithm.target_kl": (
@@ -106,11 +110,8 @@ READ: dict[str, tuple[Condition, str]] = {
     "algorithm.max_update_kl": _CLIPPED,
     "algorithm.tis_cap": _MISMATCH,
     "algorithm.mismatch_range": _MISMATCH,
-    "algorithm.mismatch_level": (
-        lambda config: config.algorithm.mismatch_range is not None,
-        "where algorithm.mismatch_range is set",
-    ),
-    "algorithm.tis_level": (lambda config: config.algorithm.tis_cap is not None, "where algorithm.tis_cap is set"),
+    "algorithm.mismatch_level": _set("algorithm.mismatch_range"),
+    "algorithm.tis_level": _set("algorithm.tis_cap"),
     "algorithm.stale_correction": _STALE,
     "algorithm.stale_level": (
         lambda config: reads_stale_correction(config) and config.algorithm.stale_correction != "off",
@@ -172,16 +173,12 @@ READ: dict[str, tuple[Condition, str]] = {
         "where an update leaves trajectories out: with rejection_sampling, or with an estimator that compares within a "
         "group and algorithm.skip_dead_groups",
     ),
-    "algorithm.kl_type": (lambda config: config.algorithm.kl_loss_coef > 0, "where algorithm.kl_loss_coef is above 0"),
-    "algorithm.kl_loss_schedule": (
-        lambda config: config.algorithm.kl_loss_coef > 0,
-        "where algorithm.kl_loss_coef is above 0",
+    **dict.fromkeys(
+        ("algorithm.kl_type", "algorithm.kl_loss_schedule"),
+        (lambda config: config.algorithm.kl_loss_coef > 0, "where algorithm.kl_loss_coef is above 0"),
     ),
-    "algorithm.kl_loss_final_ratio": (
-        lambda config: config.algorithm.kl_loss_schedule != "constant",
-        "where algorithm.kl_loss_schedule is linear or cosine",
-    ),
-    "algorithm.kl_horizon": (lambda config: config.algorithm.kl_target is not None, "where algorithm.kl_target is set"),
+    "algorithm.kl_loss_final_ratio": _scheduled("algorithm.kl_loss_schedule"),
+    "algorithm.kl_horizon": _set("algorithm.kl_target"),
     "rollout.retries": (lambda config: config.rollout.group_repair == "retry", "where rollout.group_repair is retry"),
     "inference.max_turns": (
         lambda config: config.inference.multi_turn and config.rollout.max_turns is None,
