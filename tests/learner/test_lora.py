@@ -101,7 +101,7 @@ def test_the_reference_is_the_base_while_adapters_are_fresh_and_their_copy_later
 
 
 def test_adapters_drop_inputs_only_while_gradients_flow(images):
-    policy = Policy.from_config(lora_config("model.lora.lora_dropout=0.5"))
+    policy = Policy.from_config(lora_config("model.lora.lora_dropout=0.5", "model.lora.vision=true"))
     stir(policy)
     samples = sample_trajectories(policy, images)
     batch = collate(policy.loaded, samples, images)
