@@ -13,6 +13,7 @@ from uirl.environments.desktop import session
 from uirl.environments.desktop.environment import DesktopEnvironment
 from uirl.environments.desktop.session import Desktop
 from uirl.environments.desktop.x11 import Connection, DisplayLost
+from uirl.runtime.walls import tree
 from uirl.types import Action
 
 pytestmark = pytest.mark.real
@@ -113,7 +114,7 @@ def test_a_display_takes_nobody_without_its_cookie(desktop: Desktop) -> None:
 def test_nothing_is_left_of_a_desktop(desktop: Desktop) -> None:
     run(desktop, "for i in 1 2 3; do sleep 1000 >/dev/null 2>&1 & done")
     assert not desktop._folder.exists()  # while it runs, too
-    processes = list(session._tree([p.pid for p in desktop._processes.values()]))
+    processes = [one for process in desktop._processes.values() for one in tree(process.pid)]
     assert len(processes) > 5
     desktop.close()
     end = time.monotonic() + 20  # the kernel ends a namespace a moment after its first process

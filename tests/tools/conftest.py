@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.python_programs import PLENTY
-from uirl.tools import PythonTool, ToolRegistry, python_runner
+from uirl.tools import PythonTool, ToolRegistry
+from uirl.tools.sandbox.watch import Watch
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,11 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def late_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of a program starts with its first word: a busy machine may take long to come to it."""
-    original = python_runner._Watch._deadline
+    original = Watch._deadline
 
-    def deadline(self: python_runner._Watch) -> float:
+    def deadline(self: Watch) -> float:
         if self.began is not None and not self.output:
             self.began = time.monotonic()
         return original(self)
 
-    monkeypatch.setattr(python_runner._Watch, "_deadline", deadline)
+    monkeypatch.setattr(Watch, "_deadline", deadline)

@@ -18,7 +18,7 @@ import uirl
 from tests.tools.python_programs import PLENTY, run, state, wait_for
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.tools import PythonTool, ToolRegistry, python_runner
-from uirl.tools.python_runner import MAX_OUTPUT_BYTES
+from uirl.tools.sandbox.watch import MAX_OUTPUT_BYTES, Watch
 from uirl.types import ToolCall
 
 
@@ -278,10 +278,10 @@ def test_nothing_is_left(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> No
     run(registry, "open('a', 'w').write('x')")
     run(registry, "while True: print('x' * 1000)")
 
-    def broken(self: python_runner._Watch) -> None:
+    def broken(self: Watch) -> None:
         raise OSError("broken off")
 
-    monkeypatch.setattr(python_runner._Watch, "wait", broken)
+    monkeypatch.setattr(Watch, "wait", broken)
     with pytest.raises(EnvironmentFailure, match="broken off"):
         run(registry, "import time; time.sleep(1000)")
     assert list(temporary.iterdir()) == []

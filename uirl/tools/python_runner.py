@@ -6,14 +6,12 @@ import json
 import logging
 import os
 import platform
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,31 +20,28 @@ from typing import IO, Any, Literal
 
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.runtime.scratch import ScratchFolder, sweep
+from uirl.runtime.walls import bubblewrap, end_tree, python_and_library, showing
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.registry import cut
 from uirl.tools.sandbox.seccomp import ARCHITECTURES
+from uirl.tools.sandbox.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 Walls = Literal["bubblewrap", "this user", "none"]
 """Around a process: a sandbox of its own with a small disk in memory; the rules of this package's own (Landlock,
 seccomp); none."""
 
-MAX_OUTPUT_BYTES = 1 << 20
-"""Of one run. A program that writes more is stopped."""
 NOBODY = 65534
 """User and group inside of bubblewrap."""
 
 _LONGEST_START = 60.0
 """Seconds. A busy machine starts Python in seconds, which says nothing about the program."""
-_LOOKS = 0.02, 0.1
-"""Seconds between two looks at the disk: at first, and where nothing is written."""
 _SMALLEST_FILE = 4096
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from uirl.tools.sandbox.child import main; main()"
-_READY = b"ready"
 _FOLDER = "uirl-python-"
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
-_DEVICES = ("/dev/urandom", "/dev/random", "/dev/zero")
+_DEVICES = ("urandom", "random", "zero")
 
 
 class PythonTool(Tool):
@@ -89,7 +84,7 @@ class PythonTool(Tool):
             memory_mb: Of address space; numpy needs about 300.
             file_mb: Size of the largest file the program may write.
             disk_mb: Of all files it has at a time. Under bubblewrap a write beyond raises; elsewhere the program is
-                stopped at the next look, which comes ten times a second or more often. With `allow_files` no limit.
+                stopped at the next look, which comes twenty times a second. With `allow_files` no limit.
             packages: True: installed packages can be imported; False: the standard library alone.
             allow_network: True: internet sockets are allowed, to this machine's own services as well.
             allow_files: True: the program can read and write what this user can, this program's own files included.
@@ -258,89 +253,16 @@ def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -
         )
         begins.close()
         without = walls == "bubblewrap" or limits.allow_files  # the kernel sees to it, or it may write anywhere
-        disk = None if without else _Disk(folder, process.pid, limits.disk_mb << 20)
-        watch = _Watch(process, limits, ready, disk)
+        look = None if without else _Disk(folder, process.pid, limits.disk_mb << 20).too_much
+        watch = Watch(process, limits.wall_seconds, look, (ready, _LONGEST_START))
         try:
             watch.wait()
         finally:
-            _kill(process)
+            end_tree(process)
     status = process.returncode
     if walls == "bubblewrap" and 128 < status <= 128 + signal.SIGRTMAX:
         status = 128 - status  # which signal ended the program inside
     return Ended(watch.output.decode(errors="replace"), status, watch.seconds, watch.stopped, watch.began is not None)
-
-
-class _Watch:
-    """Reads what a process writes until it ends or breaks a limit."""
-
-    def __init__(self, process: subprocess.Popen[bytes], limits: Limits, ready: IO[bytes], disk: _Disk | None) -> None:
-        self.output = bytearray()
-        self.stopped: str | None = None
-        self.began: float | None = None
-        """When it said that it is confined and begins; None: it did not."""
-        self._started = time.monotonic()
-        self._process, self._limits, self._ready, self._disk = process, limits, ready, disk
-        self._look = _LOOKS[0]
-        self._next_look = self._started
-
-    @property
-    def seconds(self) -> float:
-        """Since the program began."""
-        return 0.0 if self.began is None else time.monotonic() - self.began
-
-    def wait(self) -> None:
-        """Wait until the process has ended, or must be ended."""
-        assert self._process.stdout is not None
-        waiting = select.poll()  # unlike select.select it takes descriptors beyond 1023
-        waiting.register(self._process.stdout, select.POLLIN)
-        waiting.register(self._ready, select.POLLIN)
-        open_ends = {self._process.stdout.fileno()}
-        while open_ends and self.stopped is None:
-            # the word that it begins comes first: its time counts from there
-            for end, _ in sorted(waiting.poll(self._seconds_to_wait() * 1000), key=lambda at: at[0] in open_ends):
-                if end == self._ready.fileno():
-                    waiting.unregister(end)
-                    self.began = time.monotonic() if self._ready.read(len(_READY)) == _READY else None
-                elif not self._read(end):
-                    open_ends.discard(end)
-            self._check()
-        while self.stopped is None:  # it closed its output; mostly because it ended
-            try:
-                self._process.wait(self._seconds_to_wait())
-                break
-            except subprocess.TimeoutExpired:
-                self._check()
-
-    def _read(self, end: int) -> bool:
-        piece = os.read(end, 1 << 16)
-        self.output += piece
-        if len(self.output) > MAX_OUTPUT_BYTES:
-            del self.output[MAX_OUTPUT_BYTES:]
-            self.stopped = f"stopped: more than {MAX_OUTPUT_BYTES} bytes of output"
-        return bool(piece)
-
-    def _deadline(self) -> float:
-        if self.began is None:
-            return self._started + _LONGEST_START
-        return self.began + self._limits.wall_seconds
-
-    def _seconds_to_wait(self) -> float:
-        until = self._deadline() if self._disk is None else min(self._deadline(), self._next_look)
-        return max(0.0, until - time.monotonic())
-
-    def _check(self) -> None:
-        if self.stopped is not None:
-            return
-        now = time.monotonic()
-        if now >= self._deadline():
-            seconds = _LONGEST_START if self.began is None else self._limits.wall_seconds
-            self.stopped = f"stopped: not finished after {seconds:g} s"
-        elif self._disk is not None and now >= self._next_look:
-            quiet = not self._disk.grew()
-            self._look = min(2 * self._look, _LOOKS[1]) if quiet else _LOOKS[0]
-            self._next_look = time.monotonic() + self._look
-            if self._disk.full:
-                self.stopped = f"stopped: more than {self._limits.disk_mb} MB of files"
 
 
 class _Disk:
@@ -348,17 +270,11 @@ class _Disk:
 
     def __init__(self, folder: str, process: int, max_bytes: int) -> None:
         self._folder, self._process, self._max_bytes = folder, process, max_bytes
-        self._used = 0
 
-    @property
-    def full(self) -> bool:
-        """More was held at the last look than is allowed."""
-        return self._used > self._max_bytes
-
-    def grew(self) -> bool:
-        """Return whether the program holds more than at the last call."""
-        before, self._used = self._used, self._visible() + self._removed()
-        return self._used > before
+    def too_much(self) -> str | None:
+        """Return that the program holds more than it may; None: it does not."""
+        used = self._visible() + self._removed()
+        return f"stopped: more than {self._max_bytes >> 20} MB of files" if used > self._max_bytes else None
 
     def _visible(self) -> int:
         used = 0
@@ -403,7 +319,7 @@ def _size(file: os.stat_result) -> int:
 def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> dict[str, Any]:
     paths = sysconfig.get_paths()
     packages = list(dict.fromkeys([paths["purelib"], paths["platlib"]])) if limits.packages else []
-    library = [paths["stdlib"], paths["platstdlib"], str(Path(sys.base_prefix) / "lib")]
+    _, library = python_and_library()
     return {
         "root": _ROOT,
         "parent": os.getpid(),
@@ -413,7 +329,7 @@ def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> 
         "memory_bytes": limits.memory_mb << 20,
         "file_bytes": limits.file_mb << 20,
         "packages": packages,
-        "readable": [*_SYSTEM, *_DEVICES, *library, *packages],
+        "readable": [*_SYSTEM, *(f"/dev/{name}" for name in _DEVICES), *library, *packages],
         # bubblewrap shows what starts Python; Landlock hides that too, where the kernel is new enough to have it
         "landlock": "no" if limits.allow_files else "try" if walls == "bubblewrap" else "must",
         "seccomp": walls != "none",
@@ -427,16 +343,13 @@ def _command(limits: Limits, walls: Walls, folder: str, settings: dict[str, Any]
     boot = ["-s", "-S", "-P", "-B", "-c", _BOOT.format(root=_ROOT), json.dumps(settings)]
     if walls != "bubblewrap":
         return [sys.executable, *boot]
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    shown = [path for path in settings["readable"] if path not in _DEVICES]
-    options = ["--unshare-all", *(["--share-net"] if limits.allow_network else [])]
-    options += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--die-with-parent"]
-    for path in dict.fromkeys([*shown, python, str(Path(_ROOT) / "uirl")]):
-        options += ["--ro-bind-try", path, path]
-    for device in (os.devnull, *_DEVICES):
-        options += ["--dev-bind", device, device]
-    options += ["--size", str(limits.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
-    return [shutil.which("bwrap") or "bwrap", *options, "--", python, *boot]
+    python, _ = python_and_library()
+    shared = ["--share-net"] if limits.allow_network else []
+    command = bubblewrap(None, "--die-with-parent", "--uid", str(NOBODY), "--gid", str(NOBODY), *shared)
+    shown = [path for path in settings["readable"] if not path.startswith("/dev/")]
+    command += showing([*shown, python, str(Path(_ROOT) / "uirl")], ("null", *_DEVICES))
+    command += ["--size", str(limits.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
+    return [*command, "--", python, *boot]
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -468,12 +381,3 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", 0) as read_end, os.fdopen(writer, "wb", 0) as write_end:
         yield read_end, write_end
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.tools.python_programs import PLENTY, run
-from uirl.tools import PythonTool, ToolRegistry, python_runner
+from uirl.tools import PythonTool, ToolRegistry
 from uirl.tools.sandbox import seccomp
+from uirl.tools.sandbox.watch import Watch
 
 ALLOW, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
@@ -95,13 +96,13 @@ def test_the_numbers_are_those_of_the_kernel() -> None:
 
 
 def test_a_kill_cannot_be_told_from_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = python_runner._Watch._read
+    original = Watch._read
 
-    def killed(self: python_runner._Watch, end: int) -> bool:
+    def killed(self: Watch, end: int) -> bool:
         os.kill(self._process.pid, signal.SIGKILL)
         return original(self, end)
 
     registry = ToolRegistry([PythonTool(wall_seconds=PLENTY)])
-    monkeypatch.setattr(python_runner._Watch, "_read", killed)
+    monkeypatch.setattr(Watch, "_read", killed)
     success, text = run(registry, "print('up', flush=True); import time; time.sleep(1000)")
     assert (success, text) == (False, "up\nthe program was killed (SIGKILL); the memory limit is 512 MB")

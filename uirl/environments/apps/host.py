@@ -129,8 +129,8 @@ class Dispatcher:
             for other in (ours, self.listener, first, *self.heads, *(channel for _, channel in self.sessions.values())):
                 other.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
-            resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+            for limit, most in (("FSIZE", _FILE_BYTES), ("DATA", _MEMORY_BYTES), ("CORE", 0)):
+                resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (most, most))
             os.setpgid(0, 0)
             os.chdir(folder)
             serve = self.begin(folder)

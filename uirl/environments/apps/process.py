@@ -11,11 +11,9 @@ import os
 import secrets
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,12 @@ from uirl.environments.apps.store import whole_store
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.runtime.files import cache_folder, storage_errors
 from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
+from uirl.runtime.walls import SYSTEM, bubblewrap, end_tree, python_and_library, showing, works
 
 _LOG = logging.getLogger(__name__)
 _SCRATCH = "uirl-app-"
 _INSTALL_SECONDS, _START_SECONDS = 1800, 60.0
 _BOOT = "import runpy, sys; sys.argv[1:] = [sys.argv[1]]; runpy.run_path({host!r}, run_name='__main__')"
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 _ROOM = 256 << 20
 
 
@@ -143,9 +141,7 @@ class Server:
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            end_tree(self._process)
         self._scratch.close()
 
     def _first_line(self, name: str) -> dict[str, Any]:
@@ -161,16 +157,14 @@ class Server:
 
 
 def _command(settings: dict[str, Any], shown: list[Path], root: Path) -> list[str]:
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    python, library = python_and_library()
     boot = [python, "-s", "-S", "-P", "-B", "-c", _BOOT.format(host=str(HERE / "host.py")), json.dumps(settings)]
-    walls = ["bwrap", "--unshare-all", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
-    walls += ["--tmpfs", "/tmp"]  # before what is shown of it
-    library = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], str(Path(sys.base_prefix) / "lib")]
-    for path in dict.fromkeys([*_SYSTEM, *library, python, *map(str, shown)]):
-        walls += ["--ro-bind-try", path, path]
-    walls += ["--bind", str(root), str(root), "--remount-ro", "/", "--chdir", str(root), "--"]
-    if shutil.which("bwrap") and not subprocess.run([*walls, python, "-c", ""], check=False).returncode:
-        return [*walls, *boot]
+    command = bubblewrap(None, "--proc", "/proc", "--dev", "/dev")
+    command += ["--tmpfs", "/tmp"]  # before what is shown of it
+    command += showing([*SYSTEM, *library, python, *map(str, shown)])
+    command += ["--bind", str(root), str(root), "--remount-ro", "/", "--chdir", str(root), "--"]
+    if works([*command, python, "-c", ""]):
+        return [*command, *boot]
     _LOG.warning("apps run without walls around them: bubblewrap is not there, or does not work (docs/apps.md)")
     return boot
 

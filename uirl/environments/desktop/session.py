@@ -6,23 +6,21 @@ import contextlib
 import itertools
 import mmap
 import os
-import re
 import secrets
-import select
 import shutil
-import signal
 import stat
 import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uirl.environments.desktop.x11 import Connection, DisplayLost, authority
 from uirl.errors import ConfigError
 from uirl.runtime.assets import read_asset
+from uirl.runtime.walls import ALONE, SYSTEM, bubblewrap, end_tree, entering, number_told, owns_nothing, showing, tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,8 +50,7 @@ START_LIMIT = 20.0
 ANSWER_LIMIT = 10.0
 MOST_FILES, LONGEST_FILE, DEEPEST = 2000, 4 << 20, 16
 """Of a home, when it is read: more is the policy's doing."""
-_NUMBERS = itertools.count()
-_WALLS = ("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL")
+_SHOWN = ("/usr/lib", "/usr/lib64", "/usr/share", "/etc/ld.so.cache", "/var/cache/fontconfig")
 _LINKS = [part for name in ("bin", "sbin", "lib", "lib64") for part in ("--symlink", f"usr/{name}", f"/{name}")]
 _ENVIRONMENT = {
     "HOME": HOME,
@@ -101,10 +98,8 @@ class Desktop:
         self._connection: Connection | None = None
         self._picture: mmap.mmap | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="uirl-desktop-", dir="/dev/shm" if _has_memory() else None))
-        # Root inside of a user namespace is root before files: whoever is root takes a user that owns nothing.
-        number = 20_000 + (os.getpid() * 16 + next(_NUMBERS)) % 40_000
-        # As `subprocess` takes it.
-        self.user: dict[str, Any] = {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
+        self.user = owns_nothing()
+        """As `subprocess` takes it."""
         try:
             cookie = self._start_server()
             self._first = self._start_session(files)
@@ -160,10 +155,9 @@ class Desktop:
 
     def inside(self, *command: str) -> list[str]:
         """Return a command that runs `command` behind the walls, as one more program of the session."""
-        spaces = ("--user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
-        enter = ["nsenter", f"--target={self._inside()}", *spaces, "--preserve-credentials"]
         known = (f"{name}={value}" for name, value in _ENVIRONMENT.items())
-        return [*enter, "env", "-i", f"--chdir={HOME}", *known, "prlimit", f"--nproc={MOST_PROCESSES}", *command]
+        enter = [*entering(self._inside()), "env", "-i", f"--chdir={HOME}", *known]
+        return [*enter, "prlimit", f"--nproc={MOST_PROCESSES}", *command]
 
     def picture(self) -> Image:
         """Return what the screen shows."""
@@ -198,11 +192,7 @@ class Desktop:
             self._picture.close()
         self._connection = self._picture = None
         for process in self._processes.values():
-            # The first process of a namespace takes all others with it; one that is not ready yet outlives its parent.
-            for inside in [*_tree([process.pid])][::-1]:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(inside, signal.SIGKILL)
-            process.wait()
+            end_tree(process)
         self._processes = {}
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -215,18 +205,11 @@ class Desktop:
         if self.user:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, self.user["user"], self.user["group"])
-        command = ["bwrap", *_WALLS, "--uid", "0", "--gid", "0", "--ro-bind", "/usr", "/usr", *_LINKS, "--dev", "/dev"]
-        command += [
-            "--tmpfs",
-            "/tmp",
-            "--bind",
-            str(folder / "x"),
-            "/tmp/.X11-unix",
-            "--bind",
-            str(folder / "fb"),
-            "/fb",
-        ]
-        command += ["--ro-bind", str(folder / "authority"), "/authority", "--setenv", "PATH", "/usr/bin", "--"]
+        command = bubblewrap(
+            {"PATH": "/usr/bin"}, *ALONE, "--uid", "0", "--gid", "0", "--dev", "/dev", "--tmpfs", "/tmp"
+        )
+        command += [*showing(SYSTEM), "--ro-bind", str(folder / "authority"), "/authority"]
+        command += ["--bind", str(folder / "x"), "/tmp/.X11-unix", "--bind", str(folder / "fb"), "/fb", "--"]
         command += ["Xvfb", ":0", "-screen", "0", "{}x{}x24".format(*self.size), "-nolisten", "tcp", "-dpi", "96"]
         command += ["-noreset", "-auth", "/authority", "-fbdir", "/fb", "-displayfd", _SAID]
         self._started("the X server", SERVER_MEMORY, command)
@@ -238,17 +221,13 @@ class Desktop:
         """Start the window manager behind the walls that hold the programs too; return the first process there."""
         written = {f"{HOME}/{path}": content for path, content in files.items()}
         written |= {f"/etc/desktop/{name}": read_asset(__file__, Path(name).name).encode() for name in _SETTINGS}
-        command = ["bwrap", *_WALLS, "--uid", "1000", "--gid", "1000", *_LINKS, "--dir", "/usr/bin"]
-        for path in ("/usr/lib", "/usr/share", *filter(None, map(shutil.which, ("prlimit", "env", *PROGRAMS)))):
-            command += ["--ro-bind", path, path]
-        for path in ("/usr/lib64", "/etc/ld.so.cache", "/var/cache/fontconfig"):
-            command += ["--ro-bind-try", path, path]
-        command += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
+        command = bubblewrap(_ENVIRONMENT, "--die-with-parent", "--uid", "1000", "--gid", "1000", *_LINKS)
+        command += ["--dir", "/usr/bin"]
+        programs = filter(None, map(shutil.which, ("prlimit", "env", *PROGRAMS)))
+        command += showing((*_SHOWN, *programs), ("null", "urandom"))
         command += ["--ro-bind", str(self._folder / "authority"), "/etc/desktop/authority"]
         command += ["--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp", "--size", str(HOME_BYTES), "--tmpfs", HOME]
         command += ["--dir", f"{HOME}/.config", "--ro-bind", str(self._folder / "x" / "X0"), "/tmp/.X11-unix/X0"]
-        for name, value in _ENVIRONMENT.items():
-            command += ["--setenv", name, value]
         with contextlib.ExitStack() as held:
             descriptors = []
             for path, content in written.items():
@@ -275,18 +254,12 @@ class Desktop:
     def _started(self, what: str, memory: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> int:
         """Run what writes a number into the descriptor that it is told as `_SAID`; return that number."""
         told, said = os.pipe()
-        text = b""
-        with open(told, "rb", buffering=0) as answers:
-            self._run(what, memory, [str(said) if part == _SAID else part for part in command], (said, *descriptors))
-            os.close(said)
-            end = time.monotonic() + START_LIMIT
-            while not text.endswith(b"\n") or (text.startswith(b"{") and b"}" not in text):
-                ready = select.select([answers], [], [], max(0.0, end - time.monotonic()))[0]
-                part = answers.read(1000) if ready else b""
-                if not part:
-                    raise DisplayLost(f"{what} did not start within {START_LIMIT:g} s, or ended")
-                text += part
-        return int(re.findall(rb"\d+", text)[0])
+        self._run(what, memory, [str(said) if part == _SAID else part for part in command], (said, *descriptors))
+        os.close(said)
+        number = number_told(told, START_LIMIT)
+        if number is None:
+            raise DisplayLost(f"{what} did not start within {START_LIMIT:g} s, or ended")
+        return number
 
     def _run(self, what: str, memory: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         """Start a program within limits, as a user that owns nothing."""
@@ -303,13 +276,14 @@ class Desktop:
 
     def _inside(self) -> int:
         """Return a process that sees the home as the programs do."""
-        for process in _children(self._first):
-            return process
+        for process in tree(self._first):
+            if process != self._first:
+                return process
         raise DisplayLost("the window manager is gone")
 
     def _moves(self) -> Iterator[tuple[str, str]]:
         """Yield the state of every thread, and how often it gave the processor up."""
-        for process in _tree([process.pid for process in self._processes.values()]):
+        for process in itertools.chain.from_iterable(tree(one.pid) for one in self._processes.values()):
             with contextlib.suppress(OSError):
                 for thread in os.listdir(f"/proc/{process}/task"):
                     told = Path(f"/proc/{process}/task/{thread}/status").read_text("ascii", "replace")
@@ -319,19 +293,6 @@ class Desktop:
 
 def _has_memory() -> bool:
     return os.access("/dev/shm", os.W_OK)
-
-
-def _children(process: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _tree(processes: Iterable[int]) -> Iterator[int]:
-    for process in processes:
-        yield process
-        yield from _tree(_children(process))
 
 
 def _read_folder(folder: int, path: str, found: dict[str, bytes | None]) -> None:

@@ -1,1 +1,1 @@
-"""The process that code of the policy runs in. Everything here is imported by that process alone."""
+"""What the code of a policy runs in: the process of its Python programs, and rooms for its shell."""

@@ -9,37 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import os
-import re
-import select
 import shutil
-import signal
 import stat
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.runtime.walls import (
+    ALONE,
+    START_SECONDS,
+    SYSTEM,
+    bubblewrap,
+    end_tree,
+    entering,
+    number_told,
+    owns_nothing,
+    showing,
+    tree,
+)
+from uirl.tools.sandbox.watch import Watch
 
 NEEDED = ("bwrap", "prlimit", "nsenter", "mount", "tar", "bash")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MAX_OUTPUT_BYTES = 1 << 20
 MOST_FILES, OWN_MB = 50_000, 128
 """Files of an episode; memory for what is put beside them, as tests are."""
 MOST_PROCESSES = 64
-_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64")
-_ETC = ("ld.so.cache", "alternatives", "localtime", "ssl", "magic", "mime.types")
+_SHOWN = (*SYSTEM, "/etc/ssl", "/etc/magic", "/etc/mime.types")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_START_SECONDS = 30.0
-_LOOK = 0.1
 _PASSWD = b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 _HOSTS = b"127.0.0.1 localhost room\n"
-_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,12 @@ class Room:
             )
         self._tops = tuple(dict.fromkeys(tops))
         self._memory = memory_mb << 20
-        number = 20_000 + (os.getpid() * 16 + next(_NUMBERS)) % 40_000
-        # Root inside of a user namespace is root before files: whoever is root takes a user that owns nothing.
-        self._user: dict[str, Any] = {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
+        self._user = owns_nothing()
         told, said = os.pipe()
-        command = ["bwrap", "--unshare-all", "--new-session", "--clearenv", "--uid", "0", "--gid", "0"]
-        command += [*_system(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp", "--dir", "/room"]
+        command = [*bubblewrap({}, "--uid", "0", "--gid", "0"), *showing(_SHOWN)]
+        command += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp", "--dir", "/room"]
         # It ends with its input, which is ours: also where this process is killed.
-        self._holder = subprocess.Popen(
+        self._holder: subprocess.Popen[bytes] = subprocess.Popen(
             [*command, "--info-fd", str(said), "--", "cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -85,10 +86,10 @@ class Room:
         )
         os.close(said)
         try:
-            found = re.search(rb"\d+", _all_told(told))
-            if found is None:
+            inside = number_told(told)
+            if inside is None:
                 raise EnvironmentFailure("the sandbox did not start; does bubblewrap work for this user?")
-            self._inside = int(found[0])
+            self._inside = inside
             self._furnish(disk_mb)
         except BaseException:
             self.close()
@@ -131,29 +132,24 @@ class Room:
         `also`: path inside -> folder of the room that is shown there too. Raises EnvironmentFailure where the sandbox
         itself is gone; nothing within it can bring that about.
         """
-        command = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
-        command += ["--clearenv", "--cap-drop", "ALL", "--uid", "0", "--gid", "0", "--hostname", "room"]
-        command += ["--proc", "/proc", "--dir", "/dev", "--ro-bind", "/room/own/etc", "/etc", *_system()]
-        for name in _DEVICES:
-            command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        known = {"HOME": "/root", "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "PATH": PATH, **(environment or {})}
+        command = bubblewrap(known, *ALONE, "--uid", "0", "--gid", "0", "--hostname", "room")
+        command += ["--proc", "/proc", "--dir", "/dev", "--ro-bind", "/room/own/etc", "/etc"]
+        command += showing(_SHOWN, _DEVICES)
         for inside, link in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
             command += ["--symlink", f"/proc/self/fd{link}", f"/dev/{inside}"]
         command += ["--bind", "/room/tops/tmp", "/dev/shm"]
         for inside, source in {**{f"/{top}": f"tops/{top}" for top in self._tops}, **(also or {})}.items():
             command += ["--bind", f"/room/{source}", inside]
-        known = {"HOME": "/root", "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "PATH": PATH, **(environment or {})}
-        for name, value in known.items():
-            command += ["--setenv", name, value]
         told, begins = os.pipe()
         command += ["--remount-ro", "/", "--chdir", "/", "--json-status-fd", str(begins), "--"]
         limits = [f"--nproc={MOST_PROCESSES}", f"--data={self._memory}", f"--fsize={self._memory}", "--core=0"]
         enter = 'cd -- "$1" 2>/dev/null; eval "$2"'
         command += ["prlimit", *limits, "bash", "-c", enter, "bash", folder, script]
-        started = time.monotonic()
         with open(told, "rb", buffering=0) as said:
             try:
                 process: subprocess.Popen[bytes] = subprocess.Popen(
-                    [*self._enter(), *command],
+                    [*entering(self._inside_cat()), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -164,14 +160,16 @@ class Room:
                 )
             finally:
                 os.close(begins)
+            watch = Watch(process, seconds, lambda: self._too_much(process.pid))
             try:
-                output, stopped = self._watch(process, started + seconds)
+                watch.wait()
             finally:
-                _kill(process)
+                end_tree(process)
+            output = watch.output.decode(errors="replace")
             if b"child-pid" not in (said.read(1000) or b""):
-                words = output[-300:].decode(errors="replace")
-                raise EnvironmentFailure(f"the sandbox of the shell is gone, or does not start: {words}")
-        return Ran(output.decode(errors="replace"), process.returncode, time.monotonic() - started, stopped)
+                raise EnvironmentFailure(f"the sandbox of the shell is gone, or does not start: {output[-300:]}")
+        stopped = "stopped: its time was over" if watch.late else watch.stopped
+        return Ran(output, process.returncode, watch.seconds, stopped)
 
     def read(self, path: str, limit: int) -> bytes | None:
         """Return a file of the room, at most `limit` bytes; None: there is none, or it is no plain file."""
@@ -184,13 +182,7 @@ class Room:
 
     def close(self) -> None:
         """End every process and free the files. Twice is fine."""
-        for process in [*_tree(self._holder.pid)][::-1]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        if self._holder.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._holder.stdin.close()
-        self._holder.wait()
+        end_tree(self._holder)
 
     def _furnish(self, disk_mb: int) -> None:
         # Two disks: what the policy fills leaves room for what is put in at the end.
@@ -200,108 +192,45 @@ class Room:
         sizes = (f"size={disk_mb}m,nr_inodes={MOST_FILES}", f"size={OWN_MB}m,nr_inodes={MOST_FILES}")
         self._outside("sh", "-c", script, "sh", *sizes)
         etc: dict[str, Path | bytes | None] = {"passwd": _PASSWD, "group": b"root:x:0:\n", "hosts": _HOSTS}
-        for name in _ETC:  # where they are mounted, in a folder that is read-only by then
-            if (path := Path("/etc") / name).exists():
-                etc[name] = None if path.is_dir() else b""
+        for path in map(Path, _SHOWN):  # where they are mounted, in a folder that is read-only by then
+            if path.parent == Path("/etc") and path.exists():
+                etc[path.name] = None if path.is_dir() else b""
         self.put({f"own/etc/{name}": content for name, content in etc.items()}, "")
         self.put(dict.fromkeys(self._tops))
 
-    def _enter(self) -> list[str]:
-        spaces = ("--user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
-        return ["nsenter", f"--target={self._inside_cat()}", *spaces, "--preserve-credentials"]
-
     def _inside_cat(self) -> int:
         """Return the process that stands in the outer sandbox."""
-        end = time.monotonic() + _START_SECONDS
+        end = time.monotonic() + START_SECONDS
         while self._holder.poll() is None and time.monotonic() < end:
-            for process in _tree(self._inside):
+            for process in tree(self._inside):
                 if process != self._inside:
                     return process
             time.sleep(0.005)
         raise EnvironmentFailure("the sandbox of the shell is gone; did somebody end it, or had the machine no memory?")
 
+    def _too_much(self, process: int) -> str | None:
+        """Return that a command and all that it started hold more memory than they may; None: they do not."""
+        used = sum(map(_resident, tree(process)))
+        return f"stopped: more than {self._memory >> 20} MB of memory" if used > self._memory else None
+
     def _outside(self, *command: str, input: bytes = b"") -> None:
         """Run a command of ours in the outer sandbox, before or after those of the policy."""
         done = subprocess.run(
-            [*self._enter(), *command],
+            [*entering(self._inside_cat()), *command],
             input=input,
             capture_output=True,
             check=False,
             cwd="/",
             env={"PATH": PATH},
-            timeout=_START_SECONDS,
+            timeout=START_SECONDS,
             **self._user,
         )
         if done.returncode:
             said = done.stderr.decode(errors="replace")[-300:]
             raise EnvironmentFailure(f"{command[0]} in the sandbox: {said.strip()}; is disk_mb too small?")
 
-    def _watch(self, process: subprocess.Popen[bytes], end: float) -> tuple[bytes, str | None]:
-        """Return what the process writes until it ends or breaks a limit, and which limit that was."""
-        assert process.stdout is not None
-        output, pipe = bytearray(), process.stdout.fileno()
-        waiting = select.poll()
-        waiting.register(pipe, select.POLLIN)
-        look = time.monotonic() + _LOOK
-        while True:
-            if waiting.poll(max(0.0, min(look, end) - time.monotonic()) * 1000):
-                piece = os.read(pipe, 1 << 16)
-                output += piece
-                if not piece:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(max(0.0, end - time.monotonic()))
-                    return bytes(output), None if process.poll() is not None else "stopped: its time was over"
-            if len(output) > MAX_OUTPUT_BYTES:
-                return bytes(output[:MAX_OUTPUT_BYTES]), f"stopped: more than {MAX_OUTPUT_BYTES} bytes of output"
-            now = time.monotonic()
-            if now >= end:
-                return bytes(output), "stopped: its time was over"
-            if now >= look:
-                look = now + _LOOK
-                if sum(map(_resident, _tree(process.pid))) > self._memory:
-                    return bytes(output), f"stopped: more than {self._memory >> 20} MB of memory"
-
-
-def _system() -> Sequence[str]:
-    shown = ["--ro-bind", "/usr", "/usr"]
-    for path in (*(f"/{name}" for name in _SYSTEM), *(f"/etc/{name}" for name in _ETC)):
-        shown += ["--ro-bind-try", path, path]
-    return shown
-
-
-def _tree(process: int) -> Iterator[int]:
-    """Yield a process and all that come from it."""
-    yield process
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with contextlib.suppress(OSError):
-                for child in Path(f"/proc/{process}/task/{thread}/children").read_text().split():
-                    yield from _tree(int(child))
-
-
-def _all_told(pipe: int) -> bytes:
-    """Return what bubblewrap says of itself, all of it: it ends where nobody reads on."""
-    text = b""
-    with open(pipe, "rb", buffering=0) as answers:
-        while b"}" not in text:
-            ready = select.select([answers], [], [], _START_SECONDS)[0]
-            piece = answers.read(1000) if ready else b""
-            if not piece:
-                break
-            text += piece
-    return text
-
 
 def _resident(process: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    for inside in [*_tree(process.pid)][::-1]:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(inside, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
