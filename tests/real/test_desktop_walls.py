@@ -113,7 +113,7 @@ def test_a_display_takes_nobody_without_its_cookie(desktop: Desktop) -> None:
 
 def test_nothing_is_left_of_a_desktop(desktop: Desktop) -> None:
     run(desktop, "for i in 1 2 3; do sleep 1000 >/dev/null 2>&1 & done")
-    assert not desktop._folder.exists()  # while it runs, too
+    assert not desktop._scratch.path.exists()  # while it runs, too
     processes = [one for process in desktop._processes.values() for one in tree(process.pid)]
     assert len(processes) > 5
     desktop.close()

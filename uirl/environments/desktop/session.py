@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from uirl.environments.desktop.x11 import Connection, DisplayLost, authority
 from uirl.errors import ConfigError
 from uirl.runtime.assets import read_asset
+from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
 from uirl.runtime.walls import ALONE, SYSTEM, bubblewrap, end_tree, entering, number_told, owns_nothing, showing, tree
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ HOME = "/home/user"
 PLACE = 60, 40
 DATE = 1_714_557_600
 """Of the files of a task, in seconds: 2024-05-01, 10 o'clock."""
-_SAID = "{said}"
+_SAID, _SCRATCH = "{said}", "uirl-desktop-"
 HOME_BYTES, TEMPORARY_BYTES = 32 << 20, 8 << 20
 """Of the files that an episode can hold: they lie in memory."""
 SERVER_MEMORY, PROGRAM_MEMORY = 512 << 20, 1 << 30
@@ -97,16 +98,17 @@ class Desktop:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._connection: Connection | None = None
         self._picture: mmap.mmap | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="uirl-desktop-", dir="/dev/shm" if _has_memory() else None))
+        sweep(_SCRATCH, home := home_with_room(8 * size[0] * size[1]))  # twice the picture
+        self._scratch = ScratchFolder(_SCRATCH, home)
         self.user = owns_nothing()
         """As `subprocess` takes it."""
         try:
             cookie = self._start_server()
             self._first = self._start_session(files)
-            self._connection = Connection(self._folder / "x" / "X0", cookie, ANSWER_LIMIT)
+            self._connection = Connection(self._scratch.path / "x" / "X0", cookie, ANSWER_LIMIT)
             self._furnish(files)
             # What the sandboxes hold of it stays theirs; of a run that is killed nothing is left.
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._scratch.close()
         except BaseException:
             self.close()
             raise
@@ -194,16 +196,16 @@ class Desktop:
         for process in self._processes.values():
             end_tree(process)
         self._processes = {}
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
     def _start_server(self) -> bytes:
         """Start the X server; return the cookie that it asks for."""
-        cookie, folder = secrets.token_bytes(16), self._folder
+        cookie, folder = secrets.token_bytes(16), self._scratch.path
         (folder / "x").mkdir()
         (folder / "fb").mkdir()
         (folder / "authority").write_bytes(authority(cookie))
         if self.user:
-            for path in (folder, *folder.iterdir()):
+            for path in (folder, folder / "x", folder / "fb", folder / "authority"):
                 os.chown(path, self.user["user"], self.user["group"])
         command = bubblewrap(
             {"PATH": "/usr/bin"}, *ALONE, "--uid", "0", "--gid", "0", "--dev", "/dev", "--tmpfs", "/tmp"
@@ -225,9 +227,9 @@ class Desktop:
         command += ["--dir", "/usr/bin"]
         programs = filter(None, map(shutil.which, ("prlimit", "env", *PROGRAMS)))
         command += showing((*_SHOWN, *programs), ("null", "urandom"))
-        command += ["--ro-bind", str(self._folder / "authority"), "/etc/desktop/authority"]
+        command += ["--ro-bind", str(self._scratch.path / "authority"), "/etc/desktop/authority"]
         command += ["--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp", "--size", str(HOME_BYTES), "--tmpfs", HOME]
-        command += ["--dir", f"{HOME}/.config", "--ro-bind", str(self._folder / "x" / "X0"), "/tmp/.X11-unix/X0"]
+        command += ["--dir", f"{HOME}/.config", "--ro-bind", str(self._scratch.path / "x" / "X0"), "/tmp/.X11-unix/X0"]
         with contextlib.ExitStack() as held:
             descriptors = []
             for path, content in written.items():
@@ -289,10 +291,6 @@ class Desktop:
                     told = Path(f"/proc/{process}/task/{thread}/status").read_text("ascii", "replace")
                     state = told[told.index("\nState:\t") + 8]
                     yield state, thread + told[told.index("\nvoluntary_ctxt_switches") :]
-
-
-def _has_memory() -> bool:
-    return os.access("/dev/shm", os.W_OK)
 
 
 def _read_folder(folder: int, path: str, found: dict[str, bytes | None]) -> None:
