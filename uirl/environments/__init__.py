@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from uirl.environments.session import EnvironmentSession
     from uirl.environments.text.guess_number import GuessNumberEnvironment
     from uirl.environments.text.simple_game import SimpleGameEnvironment
-    from uirl.environments.tool_use.calculator import CalculatorEnvironment
+    from uirl.environments.tool_use.arithmetic import CalculatorEnvironment, LookupEnvironment
     from uirl.environments.tool_use.environment import ToolEnvironment
     from uirl.environments.tool_use.errands import ErrandsEnvironment
-    from uirl.environments.tool_use.lookup import LookupEnvironment
 
 _HOMES = {
     "uirl.environments.adapters.gym_env": "GymEnv",
@@ -47,10 +46,9 @@ _HOMES = {
     "uirl.environments.session": "EnvironmentSession",
     "uirl.environments.text.guess_number": "GuessNumberEnvironment",
     "uirl.environments.text.simple_game": "SimpleGameEnvironment",
-    "uirl.environments.tool_use.calculator": "CalculatorEnvironment",
+    "uirl.environments.tool_use.arithmetic": "CalculatorEnvironment LookupEnvironment",
     "uirl.environments.tool_use.environment": "ToolEnvironment",
     "uirl.environments.tool_use.errands": "ErrandsEnvironment",
-    "uirl.environments.tool_use.lookup": "LookupEnvironment",
 }
 
 __getattr__, __all__ = lazy_exports(__name__, _HOMES)

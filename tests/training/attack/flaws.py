@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from uirl.environments import BaseEnvironment, GuessNumberEnvironment, ScreenEnvironment, SimpleGameEnvironment
 from uirl.environments.browser.web import WebEnvironment
-from uirl.environments.tool_use.calculator import CalculatorEnvironment
+from uirl.environments.tool_use.arithmetic import CalculatorEnvironment
 from uirl.environments.tool_use.environment import ToolEnvironment
 from uirl.errors import JudgeFailure
 from uirl.tools import FunctionTool

@@ -13,7 +13,7 @@ from uirl import attack
 from uirl.cli.main import main
 from uirl.environments import GuessNumberEnvironment, create_environment
 from uirl.environments.text.questions import QuestionsEnvironment
-from uirl.environments.tool_use.calculator import CalculatorEnvironment
+from uirl.environments.tool_use.arithmetic import CalculatorEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.metrics import clopper_pearson
 from uirl.training.attack.attackers import ATTACKERS

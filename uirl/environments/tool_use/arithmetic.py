@@ -1,49 +1,26 @@
-"""What the tool-use tasks share: a problem drawn per episode, the judge, the demonstrators, the controls."""
+"""Arithmetic beyond a tiny model's head, with a calculator, and with numbers that have to be looked up."""
 
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uirl.config.section import Index
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.demonstrators import DemonstratorOptions
-from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, OptionsLike
-from uirl.environments.tool_use.environment import Describe, ToolEnvironment
-from uirl.tools import CalculatorTool, Tool, ToolRegistry
-from uirl.types import Action, Observation, Task, ToolResult
+from uirl.environments.options import EnvironmentOptions, OptionsLike
+from uirl.environments.tool_use.environment import Describe
+from uirl.environments.tool_use.problems import Problem, ProblemEnvironment
+from uirl.errors import ConfigError
+from uirl.tools import CalculatorTool, LookupTool
+from uirl.types import Action, ToolCall
 
 OPERATORS = "+-*"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """`operands[0] operators[0] operands[1] ...`."""
-
-    operands: tuple[str, ...]
-    """Numbers, or names of entries of `table`."""
-    operators: tuple[str, ...]
-    table: Mapping[str, int]
-
-    def written(self, operands: Sequence[str] | None = None) -> str:
-        """Return the expression, with other operands where they are given."""
-        first, *rest = self.operands if operands is None else operands
-        return first + "".join(o + operand for o, operand in zip(self.operators, rest, strict=True))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The operands that must be looked up, in order."""
-        return tuple(operand for operand in self.operands if operand in self.table)
-
-    @property
-    def answer(self) -> str:
-        return str(CalculatorTool().execute(self.written([str(self.table.get(o, o)) for o in self.operands])))
+NAMES = ("apple", "fig", "grape", "kiwi", "lemon", "lime", "mango", "melon", "olive", "peach", "pear", "plum")
 
 
 class ArithmeticOptions(DemonstratorOptions):
@@ -69,7 +46,7 @@ class ArithmeticOptions(DemonstratorOptions):
     """Name of the parser that reads the calls."""
 
 
-class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
+class ArithmeticEnvironment(ProblemEnvironment):
     """A problem in arithmetic that tools solve. The right number as the answer pays 1, everything else nothing."""
 
     instructions: ClassVar[str]
@@ -82,90 +59,108 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
         """Create a problem and the tools for it. Options: see `ArithmeticOptions`."""
         chosen = self.options_class.from_arguments(options, keys)
         assert isinstance(chosen, ArithmeticOptions)
-        instructions = "" if chosen.describe == "none" else self.instructions
-        super().__init__(
-            config, describe=chosen.describe, action_format=chosen.action_format, instructions=instructions
-        )
-        self.options = chosen
         self.unplugged = chosen.unplugged
-        self._carelessness = chosen.error_rate
-        self.demonstrator_may_fail = self._carelessness > 0
-        self.max_turns = len(self.draw(random.Random(0)).names) + 2 + chosen.spare_turns
-        self._computed: str | None = None
-        self._begin(random.Random(0))
+        super().__init__(
+            config,
+            chosen,
+            describe=chosen.describe,
+            action_format=chosen.action_format,
+            instructions="" if chosen.describe == "none" else self.instructions,
+        )
+        self.max_turns = len(self._problem.calls) + 1 + chosen.spare_turns
 
-    @abstractmethod
-    def draw(self, rng: random.Random) -> Problem:
-        """Draw a new problem."""
-
-    @abstractmethod
-    def tools(self, problem: Problem) -> list[Tool]:
-        """Return the tools of an episode."""
-
-    def ask(self, rng: random.Random, task: Task | None) -> Observation | str:
-        self._begin(rng)
-        return self._problem.written()
-
-    def judge(self, answer: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Compare the answer with the right number, as the calculator writes it."""
-        hit = answer.strip() == self._problem.answer
-        return "", float(hit), True, {"success": hit, "answer": self._problem.answer}
-
-    def note(self, results: Sequence[ToolResult]) -> None:
-        """Note what the demonstrator learns from the calls of a turn."""
-        for result in results:
-            if result.success and result.name == "calculator":
-                self._computed = result.text
-            elif result.success:
-                self._found.append(result.text)
-        self._demonstration_seed = self._draw_seed()
-
-    def expert_action(self) -> Action:
-        """Return the demonstrator's next call or answer; asked twice in one turn he says the same."""
-        if self._computed is not None:
-            return Action(text=self._computed)
-        rng = random.Random(self._demonstration_seed)
-        careless = rng.random() < self._carelessness
-        if careless and rng.random() < 0.5:
-            return Action(text=str(rng.randrange(10 ** (2 * self.options.digits))))
-        names = self._problem.names
-        if len(self._found) < len(names):
-            key = names[len(self._found)]
-            others = [name for name in self._problem.table if name != key]
-            return Action.of("lookup", key=rng.choice(others) if careless else key)
-        found = iter(self._found)
-        expression = self._problem.written([next(found) if o in names else o for o in self._problem.operands])
-        return Action.of("calculator", expression=_misread(expression, rng) if careless else expression)
+    def guess(self, rng: random.Random) -> str:
+        return str(rng.randrange(10 ** (2 * self.options.digits)))
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """Return the same problems with no tool behind the calls, and the most frequent answer."""
-        unplugged = self.spawn()
-        assert isinstance(unplugged, ArithmeticEnvironment)
-        unplugged.unplugged = True
         answers = Counter(self.draw(random.Random(seed)).answer for seed in range(1000))
-        return {"no_tools": unplugged, "constant_answer": answers.most_common(1)[0][0]}
-
-    def _begin(self, rng: random.Random) -> None:
-        self._problem = self.draw(rng)
-        self.registry = ToolRegistry([] if self.unplugged else self.tools(self._problem))
-        # The problem is drawn by now: what the demonstrator draws later cannot change it.
-        self._rng = rng
-        self._demonstration_seed = self._draw_seed()
-        self._found: list[str] = []
-        self._computed = None
-
-    def _draw_seed(self) -> int:
-        return self._rng.getrandbits(32)
+        return {**super().controls(), "constant_answer": answers.most_common(1)[0][0]}
 
     def _number(self, rng: random.Random) -> int:
         return rng.randrange(10 ** (self.options.digits - 1) if self.options.digits > 1 else 0, 10**self.options.digits)
 
-    def _operators(self, rng: random.Random) -> tuple[str, ...]:
-        return tuple(rng.choice(self.options.operators) for _ in range(self.options.terms - 1))
+    def _operators(self, rng: random.Random) -> list[str]:
+        return [rng.choice(self.options.operators) for _ in range(self.options.terms - 1)]
 
 
-def _misread(expression: str, rng: random.Random) -> str:
-    """Return the expression with one character replaced by another of its kind."""
-    at = rng.randrange(len(expression))
-    kind = OPERATORS if expression[at] in OPERATORS else "123456789"  # no zero, which no number may begin with
-    return expression[:at] + rng.choice([c for c in kind if c != expression[at]]) + expression[at + 1 :]
+class CalculatorOptions(ArithmeticOptions):
+    """Arithmetic with a calculator."""
+
+    key = "calculator"
+
+
+class CalculatorEnvironment(ArithmeticEnvironment):
+    """ "37*84": call the calculator, then answer with what it says.
+
+    Two turns solve it. The text is the expression alone, because a tiny model pays for every token.
+    """
+
+    options_class = CalculatorOptions
+    instructions = "Work out the expression with the calculator. Then answer with the number and nothing else."
+
+    def draw(self, rng: random.Random) -> Problem:
+        numbers = [str(self._number(rng)) for _ in range(self.options.terms)]
+        expression = _written(numbers, self._operators(rng))
+        return Problem(expression, (_calculate(expression),), _value(expression), (CalculatorTool(),))
+
+
+class LookupOptions(ArithmeticOptions):
+    """Arithmetic with the numbers in a table that has to be looked up."""
+
+    key = "lookup"
+
+    names: int = Field(len(NAMES), ge=2, le=len(NAMES))
+    """Entries of the table, of which `terms` different ones are asked for."""
+
+    @model_validator(mode="after")
+    def _names_suffice(self) -> Self:
+        if self.terms > self.names:
+            raise ConfigError(f"lookup: names must be at least terms ({self.terms}), got {self.names}")
+        return self
+
+
+class LookupEnvironment(ArithmeticEnvironment):
+    """ "plum*fig": look up both, call the calculator with the two numbers, answer with what it says.
+
+    With two terms four turns solve it, three where both are looked up in one reply. Every episode has a table of its
+    own, so nothing can be learned by heart.
+    """
+
+    options_class = LookupOptions
+    options: LookupOptions
+    instructions = (
+        "Look up the value of every name, work out the expression with the calculator, then answer with the number and "
+        "nothing else."
+    )
+
+    def draw(self, rng: random.Random) -> Problem:
+        table = {name: self._number(rng) for name in NAMES[: self.options.names]}
+        asked = rng.sample(list(table), self.options.terms)
+        operators = self._operators(rng)
+        question = _written(asked, operators)
+        calls = [ToolCall("lookup", {"key": name}) for name in asked]
+        calls.append(_calculate(_written([f"{{{place}}}" for place in range(len(asked))], operators)))
+        answer = _value(_written([str(table[name]) for name in asked], operators))
+        # another table is another instance
+        key = f"{question} of {sorted(table.items())}"
+        return Problem(question, tuple(calls), answer, (LookupTool(table), CalculatorTool()), key)
+
+    def mistake(self, call: ToolCall, rng: random.Random) -> dict[str, Any]:
+        """Return the arguments of a call with one name or one character wrong."""
+        if call.name != "lookup":
+            return super().mistake(call, rng)
+        return {"key": rng.choice([name for name in NAMES[: self.options.names] if name != call.arguments["key"]])}
+
+
+def _written(operands: Sequence[str], operators: Sequence[str]) -> str:
+    first, *rest = operands
+    return first + "".join(operator + operand for operator, operand in zip(operators, rest, strict=True))
+
+
+def _calculate(expression: str) -> ToolCall:
+    return ToolCall("calculator", {"expression": expression})
+
+
+def _value(expression: str) -> str:
+    return str(CalculatorTool().execute(expression))
