@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uirl.parsers.json_action import MAX_OBJECTS, JSONActionParser
+from uirl.parsers.json_action import JSONActionParser
+from uirl.parsers.json_calls import MAX_OBJECTS
 from uirl.types import Action, ToolCall
 
 CLICK = ToolCall("click", {"x": 3, "y": 4})
@@ -66,7 +67,7 @@ def test_several_calls_stay_in_order() -> None:
         ('{"action":"type","text":"\\ud83d"}', "half a character"),
         ('{"action":"a","b":' + "[" * 40 + "]" * 40 + "}", "deep"),
         ('{"a":' * 5000, "deep"),
-        ("{x}" * (MAX_OBJECTS + 1), "braces"),
+        ("{x}" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} places"),
     ],
 )
 def test_says_why_a_reply_cannot_be_read(reply: str, why: str) -> None:

@@ -64,8 +64,8 @@ def test_reads_one_call_and_the_plan(reply: str, thought: str, call: ToolCall | 
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        ("", "0 calls; expected one"),
-        ("<thinking>\nI press OK.\n</thinking>\nclick", "0 calls; expected one"),
+        ("", "no call; expected one"),
+        ("<thinking>\nI press OK.\n</thinking>\nclick", "no call; expected one"),
         (CLICK.replace("</tool_call>", CLICK[12:]), "2 calls; expected one"),
         ("</tool_call>", "without <tool_call> before it"),
         (f"<thinking>not {CLICK}", "the thinking is not closed"),

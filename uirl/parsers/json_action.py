@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from uirl.parsers.base import ActionParser
-from uirl.parsers.json_calls import (
-    MAX_OBJECTS,
-    Malformed,
-    Unreadable,
-    check_plain,
-    read_call,
-    read_name,
-    read_value,
-    write_value,
-)
-from uirl.parsers.reply import checked, text_before
-from uirl.thoughts import Thoughts
+from uirl.parsers.base import ActionParser, Tools
+from uirl.parsers.json_calls import Malformed, check_plain, read_call, read_name, read_value, write_value
+from uirl.parsers.reply import Format, NoCall, read_reply, write_reply
 from uirl.types import Action, ToolCall
 
 _NAME_KEYS = ("action", "name", "tool")
@@ -35,11 +26,7 @@ class JSONActionParser(ActionParser):
 
     def parse(self, text: str) -> Action:
         """Return the action in `text`, in linear time; never raises."""
-        try:
-            first, calls = _find_calls(text)
-        except Unreadable as error:
-            return Action(text=text, parse_error=str(error))
-        return Action(text=text, tool_calls=tuple(calls), thought=text_before(text, first))
+        return read_reply(_JSON, text)
 
     def render(self, action: Action) -> str:
         """Return the thought, then one compact JSON object per call, each on a line of its own.
@@ -47,49 +34,22 @@ class JSONActionParser(ActionParser):
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError where the text would read as other calls, as with a draft of one in the thought.
         """
-        if not action.tool_calls:
-            return action.text
-        lines = [action.thought] if action.thought else []
-        return checked("\n".join(lines + [_write(call) for call in action.tool_calls]), action, self.parse)
+        return write_reply(_JSON, action)
 
     def describe(self) -> str:
-        return 'Act by writing one JSON object: {"action":NAME,ARGUMENT:VALUE,...}.'
+        return _JSON.description
 
 
-def _find_calls(text: str) -> tuple[int, list[ToolCall]]:
-    """Return where the first call begins, and all calls. Raises `Unreadable` where there is none."""
-    calls: list[ToolCall] = []
-    first, problem = -1, 'no JSON object; expected {"action":NAME,...}'
-    thoughts = Thoughts(text)
-    end = thoughts.in_words
-    for number in range(MAX_OBJECTS + 1):
-        position = text.find("{", end) if end >= 0 else -1
-        closed, end = thoughts.skip(end, position) if end >= 0 else (-1, end)
-        if closed >= 0:
-            calls.clear()
-        if end < 0 and not calls:
-            raise Unreadable("the thinking is not closed, so there is no JSON object to read")
-        if position < 0 or end < 0:
-            break
-        if number == MAX_OBJECTS:
-            raise Unreadable(f"more than {MAX_OBJECTS} braces; expected one JSON object")
-        if end > position:  # a draft
-            continue
-        try:
-            value, end = read_value(text, position)
-        except Malformed as error:
-            # What was read up to the error is spent: trying its inner braces would cost quadratic time.
-            problem, end = str(error), error.end
-        else:
-            call = _read_call(value)
-            if call is not None:
-                first = first if calls else position
-                calls.append(call)
-            elif not calls:
-                problem = 'JSON without "action"; expected {"action":NAME,...}'
-    if not calls:
-        raise Unreadable(problem)
-    return first, calls
+def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
+    try:
+        value, end = read_value(text, position)
+    except Malformed as error:
+        # What was read up to the error is spent: trying its inner braces would cost quadratic time.
+        raise NoCall(str(error), error.end) from None
+    call = _read_call(value)
+    if call is None:
+        raise NoCall('JSON without "action"; expected {"action":NAME,...}', end)
+    return [call], end
 
 
 def _read_call(value: dict[str, Any]) -> ToolCall | None:
@@ -105,7 +65,11 @@ def _read_call(value: dict[str, Any]) -> ToolCall | None:
     return ToolCall(name, {k: v for k, v in value.items() if k != key})
 
 
-def _write(call: ToolCall) -> str:
+def _write(calls: Sequence[ToolCall], tools: Tools) -> str:
+    return "\n".join(map(_write_call, calls))
+
+
+def _write_call(call: ToolCall) -> str:
     flat = not call.id and "action" not in call.arguments
     value: dict[str, Any]
     if flat:
@@ -114,3 +78,12 @@ def _write(call: ToolCall) -> str:
         value = {"id": call.id} if call.id else {}
         value |= {"name": call.name, "arguments": dict(call.arguments)}
     return write_value(value, compact=True)
+
+
+_JSON = Format(
+    lambda text, start, tools: text.find("{", start),
+    _read,
+    _write,
+    'Act by writing one JSON object: {"action":NAME,ARGUMENT:VALUE,...}.',
+    needed='no JSON object; expected {"action":NAME,...}',
+)

@@ -43,13 +43,7 @@ class MAIUIActionParser(ActionParser):
     def parse(self, text: str) -> Action:
         """Return the action in `text`, in linear time; never raises."""
         action = read_reply(_MAI_UI, text)
-        if action.parse_error is not None:
-            return action
-        if text and action.thought == text:
-            return Action(
-                text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
-            )
-        if len(action.tool_calls) != 1:
+        if len(action.tool_calls) > 1:
             return Action(text, parse_error=f"{len(action.tool_calls)} calls; expected one: {_EXAMPLE}")
         return replace(action, thought=bare_thought(action.thought))
 
@@ -157,4 +151,5 @@ _MAI_UI = Format(
     _write,
     f"Write your plan in <thinking></thinking>, then act by writing {_EXAMPLE}; coordinates [x,y] go from 0 to {GRID}.",
     thought="<thinking>\n{}\n</thinking>\n",
+    needed=f"no call; expected one: {_EXAMPLE}",
 )

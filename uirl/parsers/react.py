@@ -59,8 +59,6 @@ class ReActActionParser(ActionParser):
     def parse(self, text: str) -> Action:
         """Return the action in `text`, in linear time; never raises."""
         action = read_reply(_REACT, text)
-        if action.parse_error is None and not action.tool_calls:
-            return Action(text, parse_error='no "Action:" line; expected Action: NAME and Action Input: {...}')
         return replace(action, thought=_THOUGHT.sub("", action.thought))
 
     def render(self, action: Action) -> str:
@@ -175,4 +173,5 @@ _REACT = Format(
     "Write Thought: and what you think, then Action: NAME and on the next line Action Input: with a JSON object of "
     "arguments; or, when you know it, Final Answer: and the answer.",
     thought="Thought: {}\n",
+    needed='no "Action:" line; expected Action: NAME and Action Input: {...}',
 )

@@ -19,6 +19,14 @@ _OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
 _MARKERS = ("<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
 
+class NoCall(Exception):
+    """What stands where a call could begin is none, and why. `end`: from where the next one may begin."""
+
+    def __init__(self, why: str, end: int) -> None:
+        super().__init__(why)
+        self.end = end
+
+
 NO_TOOLS: Tools = {}
 """Which tools there are is not known."""
 
@@ -30,7 +38,8 @@ class Format:
     find: Callable[[str, int, Tools], int]
     """(reply, from where, tools) -> where the next call may begin; -1: there is none."""
     read: Callable[[str, int, Tools], tuple[list[ToolCall], int]]
-    """(reply, a place of `find`, tools) -> the calls there and where they end, after that place. Raises Unreadable."""
+    """(reply, a place of `find`, tools) -> the calls there and where they end, after that place. Raises Unreadable, or
+    NoCall."""
     write: Callable[[Sequence[ToolCall], Tools], str]
     """(at least one call, tools) -> their part of a reply."""
     description: str
@@ -39,10 +48,14 @@ class Format:
     """What `write` begins a call with, where that is a control token; `write_marked` keeps it out of arguments."""
     thought: str = "{}\n"
     """How a thought stands before the calls."""
+    needed: str = ""
+    """What a reply without a call lacks, and what is expected, or why the last `NoCall` was none: that is told. Empty:
+    such a reply is text."""
 
 
 def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
-    """Return the action in `text`, in linear time; without calls and error where no call begins in it.
+    """Return the action in `text`, in linear time; without calls and error where no call begins in it and none is
+    `needed`.
 
     Everything up to the end of a thought (`uirl.thoughts`) outside of a call is thought, drafts of calls included,
     broken ones too. Of a reply without calls only that is thought; of others, all that stands before the first call.
@@ -58,23 +71,29 @@ def _walk(form: Format, text: str, tools: Tools) -> Action:
     calls: list[ToolCall] = []
     thoughts = Thoughts(text)
     first, end = -1, thoughts.in_words
-    if end < 0:
-        return Action(text, thought=text)
-    thought_end = end
+    thought_end, lacks = end, form.needed
     for _ in range(MAX_OBJECTS + 1):
-        position = form.find(text, end, tools)
-        closed, end = thoughts.skip(end, position)
+        position = form.find(text, end, tools) if end >= 0 else -1
+        closed, end = thoughts.skip(end, position) if end >= 0 else (-1, end)
         if closed >= 0:
             calls.clear()
             thought_end = closed
-        if end < 0 and not calls and end_of_thought(text, thoughts) == len(text):
-            return Action(text, thought=text)
+        if end < 0 and not calls:
+            if form.needed:
+                raise Unreadable(f"the thinking is not closed, so there is {form.needed}")
+            if end_of_thought(text, thoughts) == len(text):
+                return Action(text, thought=text)
         if position < 0 or end < 0:
+            if lacks and not calls:
+                raise Unreadable(lacks)
             return Action(text, tuple(calls), text_before(text, first if calls else thought_end))
         if end > position:  # a draft
             continue
         try:
             found, end = form.read(text, position, tools)
+        except NoCall as other:
+            lacks, end = str(other), other.end
+            continue
         except Unreadable:
             end = next_end_of_thought(text, position, len(text))
             if end < 0:
