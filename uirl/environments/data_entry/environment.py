@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from uirl.environments.browser.web import State, WebEnvironment
 from uirl.environments.data_entry.options import DataEntryOptions
-from uirl.environments.data_entry.page import STATE, WATCH, render_page
 from uirl.environments.data_entry.rows import LABELS, Progress, draw_rows
 from uirl.environments.options import OptionsLike
 from uirl.environments.ui.vocabulary import Keys, Type
+from uirl.runtime.assets import read_asset
 from uirl.types import Action, Task
 
+_PAGE = read_asset(__file__, "page.html")
+"""A sheet (or a slip with the value to copy) and a form. Its scripts know no score."""
+STATE = read_asset(__file__, "state.js")
+"""What was sent, and where the hand of a demonstrator must go."""
+WATCH = """const sent = [];
+addEventListener('submit', event => {
+  if (event.isTrusted && event.target.tagName === 'FORM')
+    sent.push(Object.fromEntries([...event.target.querySelectorAll('input')].map(e => [e.name, e.value])));
+}, true);"""
+"""Runs apart from the page: what every submission held, at the moment it was made."""
 _OFFERED = {True: ("click", "type"), False: ("click", "type", "keys", "scroll")}
 """Whether there is a slip -> the actions."""
 WORDS = {"code": "field", "first": "first", "last": "last", "email": "email"}
@@ -121,6 +133,12 @@ class DataEntryEnvironment(WebEnvironment):
             return goal
         lines = (", ".join(f"{LABELS[name]} {value}" for name, value in row.items()) for row in self._sheet)
         return goal + "\n" + "\n".join(list(lines)[: self._rows])
+
+
+def render_page(task: Mapping[str, Any]) -> str:
+    """Return the page as HTML. `task`: `labels` (field -> words), `rows`, `places` of slip, field, button, or None."""
+    # Inside a script element '<' could end it.
+    return _PAGE.replace("__TASK__", json.dumps(task).replace("<", "\\u003c"))
 
 
 def _places(rng: random.Random, width: int, height: int) -> dict[str, list[int]]:
