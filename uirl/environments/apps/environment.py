@@ -30,7 +30,7 @@ from uirl.environments.apps.tasks import (
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.web import State, WebEnvironment
 from uirl.environments.options import OptionsLike
-from uirl.environments.ui.vocabulary import Answer, Click, ClickMark, Fill, Scroll, Select, UIAction
+from uirl.environments.ui.vocabulary import Answer, Click, ClickMark, Fill, Scroll, Select
 from uirl.errors import ConfigError, EnvironmentFailure, StorageError, did_you_mean
 from uirl.runtime.assets import read_asset
 from uirl.types import Action, Observation, Task
@@ -167,12 +167,11 @@ class AppsEnvironment(WebEnvironment):
             field = seen["fields"].get(one)
             if field is None:
                 return None
-            kind = self.app.entities[step.entity].fields[one].kind
             if field["box"]:
                 if field["value"] != (wanted == "yes"):
                     return self._use(field["at"], Click)
             elif field["value"] != wanted:
-                return self._use(field["at"], Select if field["list"] else Fill, wanted, kind)
+                return self._use(field["at"], Select if field["list"] else Fill, wanted)
         return None if seen["submit"] is None else self._use(seen["submit"], Click)
 
     # -- what the demonstrator does ----------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ class AppsEnvironment(WebEnvironment):
                 return self._use(place, Click)
         return None
 
-    def _use(self, place: Sequence[float], kind: Any, value: str = "", of: str = "") -> Action:
+    def _use(self, place: Sequence[float], kind: type[Click | Fill | Select], value: str = "") -> Action:
         """Return an action on what is at a place of the window; where that is out of the picture, it is scrolled to."""
         x, y = place
         pixel = self._viewport.in_picture(x, y)
@@ -231,24 +230,20 @@ class AppsEnvironment(WebEnvironment):
             middle = self.picture_size[0] // 2, self.picture_size[1] // 2
             away = y - self._viewport.page[1] / 2
             return self.act(Scroll("down" if away > 0 else "up", max(1, min(10, round(abs(away) / 53))), *middle))
-        if self.space.marks:
-            marks = [
-                (number, thing.mark) for number, thing in enumerate(self._named, start=1)
-                if thing.mark and thing.mark[0] <= x <= thing.mark[2] and thing.mark[1] <= y <= thing.mark[3]
-            ]  # fmt: skip
-            if marks:
-                number = min(marks, key=lambda one: (one[1][2] - one[1][0]) * (one[1][3] - one[1][1]))[0]
-                if kind is Click:
-                    return self.act(ClickMark(number))
-                return self.act(
-                    Fill(mark=number, value=value) if kind is Fill else Select(mark=number, options=(value,))
-                )
-        action: UIAction
+        mark = self._mark_at(x, y) if self.space.marks else None
         if kind is Click:
-            action = Click(*pixel)
-        else:
-            action = Fill(*pixel, value=value) if kind is Fill else Select(*pixel, options=(value,))
-        return self.act(action)
+            return self.act(Click(*pixel) if mark is None else ClickMark(mark))
+        on = (*pixel, None) if mark is None else (None, None, mark)
+        return self.act(Fill(*on, value) if kind is Fill else Select(*on, (value,)))
+
+    def _mark_at(self, x: float, y: float) -> int | None:
+        """Return the number of the smallest thing there that has one."""
+        areas = {
+            number: (thing.mark[2] - thing.mark[0]) * (thing.mark[3] - thing.mark[1])
+            for number, thing in enumerate(self._named, start=1)
+            if thing.mark and thing.mark[0] <= x <= thing.mark[2] and thing.mark[1] <= y <= thing.mark[3]
+        }
+        return min(areas, key=areas.__getitem__, default=None)
 
     def _read_page(self) -> None:
         """Say what of the page is read: the links on the demonstrator's way, and the form."""

@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,8 @@ def describe(file: Path, group: str) -> dict[str, Any]:
     ConfigError where there is none, or the file is no store.
     """
     try:
-        connection = open_file(file, "?mode=ro", wait=5.0, patience=COMMANDS)
-        try:
-            with connection.watched():
-                return _described(connection, group)
-        finally:
-            connection.close()
+        with closing(open_file(file, "?mode=ro", wait=5.0, patience=COMMANDS)) as connection, connection.watched():
+            return _described(connection, group)
     except (sqlite3.Error, StorageError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; expected an SQLite file") from error
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from uirl.environments.apps.schema import App
 from uirl.errors import StorageError
 from uirl.runtime.patience import Patience
-from uirl.runtime.sqlite import open_file
+from uirl.runtime.sqlite import Connection, open_file
 
 Row = Mapping[str, Any]
 """Column -> value."""
@@ -78,17 +79,19 @@ def _state(file: Path) -> Any:
         return None
 
 
-def read_rows(app: App, file: Path) -> Rows:
-    """Return all rows of a file. Raises StorageError where it is damaged, locked or too long."""
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Connection]:
     try:
-        connection = open_file(file, wait=_WAIT, patience=_PATIENCE)
-        try:
-            with connection.watched():
-                return all_rows(app, connection)
-        finally:
-            connection.close()
+        with contextlib.closing(open_file(file, wait=_WAIT, patience=_PATIENCE)) as connection:
+            yield connection
     except sqlite3.Error as error:
         raise StorageError(f"the store {file.name} cannot be read: {error}") from error
+
+
+def read_rows(app: App, file: Path) -> Rows:
+    """Return all rows of a file. Raises StorageError where it is damaged, locked or too long."""
+    with _opened(file) as connection, connection.watched():
+        return all_rows(app, connection)
 
 
 def all_rows(app: App, connection: sqlite3.Connection) -> Rows:
@@ -127,14 +130,8 @@ def all_rows(app: App, connection: sqlite3.Connection) -> Rows:
 
 def whole_store(file: Path) -> bytes:
     """Return a store as one file, with what lies in a log beside it. Raises StorageError where it cannot be read."""
-    try:
-        connection = open_file(file, wait=_WAIT, patience=_PATIENCE)
-        try:
-            store = connection.serialize()
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise StorageError(f"the store {file.name} cannot be read: {error}") from error
+    with _opened(file) as connection:
+        store = connection.serialize()
     # bytes 18 and 19 say that there is a log (2), which memory has not
     return store[:18] + b"\1\1" + store[20:]
 
@@ -164,8 +161,7 @@ def difference(before: Rows, now: Rows) -> Difference:
 
 def filled(app: App, template: bytes, inserts: Mapping[str, Sequence[Row]]) -> tuple[bytes, Rows]:
     """Return a store with further rows, by table, and all its rows."""
-    connection = sqlite3.connect(":memory:")
-    try:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(template)
         for table, rows in inserts.items():
             if rows:
@@ -175,5 +171,3 @@ def filled(app: App, template: bytes, inserts: Mapping[str, Sequence[Row]]) -> t
                 connection.executemany(command, [tuple(row[name] for name in names) for row in rows])
         connection.commit()
         return connection.serialize(), all_rows(app, connection)
-    finally:
-        connection.close()
