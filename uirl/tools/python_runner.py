@@ -24,7 +24,7 @@ from uirl.runtime.walls import bubblewrap, end_tree, python_and_library, showing
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.registry import cut
 from uirl.tools.sandbox.seccomp import ARCHITECTURES
-from uirl.tools.sandbox.watch import Watch
+from uirl.tools.sandbox.watch import Ran, Watch
 
 _LOG = logging.getLogger(__name__)
 Walls = Literal["bubblewrap", "this user", "none"]
@@ -117,7 +117,7 @@ class PythonTool(Tool):
         except UnicodeEncodeError:
             raise ToolError("the code holds half a character (a lone surrogate); expected whole ones") from None
         ended = run_program(source, self.limits, self.walls, self._seed)
-        if not ended.confined:
+        if not ended.began:
             raise EnvironmentFailure(
                 f"the Python process did not start: {ended.output.strip()[-500:] or ended.stopped}"
             )
@@ -131,7 +131,7 @@ class PythonTool(Tool):
         """Let `random` start from `seed` in every run from now on; None: from nowhere."""
         self._seed = seed
 
-    def _why(self, ended: Ended) -> str | None:
+    def _why(self, ended: Ran) -> str | None:
         """Return which mistake of the program ended it, in words for the policy; None: none.
 
         Whatever ends a process that has begun with the code is the code's doing: it can end itself in many ways, and
@@ -159,7 +159,7 @@ class PythonTool(Tool):
         """Return the strongest isolation in which a small program runs. Raises ConfigError where none is."""
         for walls in walls_to_try(self.limits):
             ended = run_program(b"6 * 7", self.limits, walls, None)
-            if ended.confined and ended.output.strip() == "42":
+            if ended.began and ended.output.strip() == "42":
                 return walls
             problem = ended.output.strip()[-300:] or ended.stopped or str(ended.status)
             _LOG.info("PythonTool: no %s: %s", walls, problem)
@@ -213,21 +213,6 @@ class Limits:
     allow_files: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended."""
-
-    output: str
-    status: int
-    """Exit status; the negative number of a signal."""
-    seconds: float
-    """Since the code began."""
-    stopped: str | None = None
-    """Which limit of the parent stopped it; None: it ended by itself or by a limit of the kernel."""
-    confined: bool = True
-    """False: the process did not get as far as the code."""
-
-
 def walls_to_try(limits: Limits) -> list[Walls]:
     """Return the kinds of isolation to try for such a program on this machine, the strongest first."""
     if limits.allow_files:
@@ -235,8 +220,8 @@ def walls_to_try(limits: Limits) -> list[Walls]:
     return ["this user"] if shutil.which("bwrap") is None else ["bubblewrap", "this user"]
 
 
-def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
-    """Run a program in a process of its own, of which nothing is left afterwards."""
+def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ran:
+    """Run a program in a process of its own, of which nothing is left afterwards. A signal is a negative status."""
     with _folder(flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, begins):
         code.write(source)
         code.seek(0)
@@ -262,7 +247,7 @@ def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -
     status = process.returncode
     if walls == "bubblewrap" and 128 < status <= 128 + signal.SIGRTMAX:
         status = 128 - status  # which signal ended the program inside
-    return Ended(watch.output.decode(errors="replace"), status, watch.seconds, watch.stopped, watch.began is not None)
+    return Ran(watch.output.decode(errors="replace"), status, watch.seconds, watch.stopped, watch.began is not None)
 
 
 class _Disk:

@@ -16,7 +16,6 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from uirl.errors import ConfigError, EnvironmentFailure
@@ -32,7 +31,7 @@ from uirl.runtime.walls import (
     showing,
     tree,
 )
-from uirl.tools.sandbox.watch import Watch
+from uirl.tools.sandbox.watch import Ran, Watch
 
 NEEDED = ("bwrap", "prlimit", "nsenter", "mount", "tar", "bash")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,18 +42,6 @@ _SHOWN = (*SYSTEM, "/etc/ssl", "/etc/magic", "/etc/mime.types")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PASSWD = b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 _HOSTS = b"127.0.0.1 localhost room\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a command ended."""
-
-    output: str
-    status: int
-    """Exit status; 128 and the number of a signal."""
-    seconds: float
-    stopped: str | None = None
-    """Which limit stopped it; None: it ended by itself."""
 
 
 class Room:

@@ -7,12 +7,28 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of one run. A program that writes more is stopped."""
 LOOK_SECONDS = 0.05
 """Between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a run ended."""
+
+    output: str
+    status: int
+    """Exit status; of a shell 128 and the number of a signal."""
+    seconds: float
+    """Since its time began."""
+    stopped: str | None = None
+    """Which limit of ours stopped it; None: it ended by itself, or by a limit of the kernel."""
+    began: bool = True
+    """False: the process did not get as far as the program."""
 
 
 class Watch:
