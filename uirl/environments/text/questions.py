@@ -20,7 +20,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any
@@ -44,16 +43,8 @@ OF_TRL_RUN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_ex
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+|(?=\.\d))(\.\d+)?([eE][+-]?\d{1,6})?")
 
 
-@dataclass(frozen=True)
-class RewardFunction:
-    """(question, reply, columns of the row) -> its score; None: it has no say."""
-
-    call: Callable[[str, str, Mapping[str, Any]], Any]
-    columns: frozenset[str] = frozenset()
-    """Those that it cannot do without."""
-
-    def __call__(self, question: str, reply: str, columns: Mapping[str, Any]) -> Any:
-        return self.call(question, reply, columns)
+Reward = Callable[[str, str, Mapping[str, Any]], Any]
+"""(question, reply, columns of the row) -> its score; None: it has no say."""
 
 
 class QuestionsOptions(EnvironmentOptions):
@@ -88,7 +79,7 @@ class QuestionsEnvironment(ConfigurableEnvironment):
         """Load the reward function. Options: see `QuestionsOptions`. Raises ConfigError for a function that does not
         exist or takes something else."""
         super().__init__(config, options, **keys)
-        self._scorer = Scorer(reward_function(self.options.reward, self.options.answer), self.options.answer)
+        self._scorer = Scorer(self.options.reward, self.options.answer)
         self._task = Task("none")
 
     def get_prompt_prefix(self) -> str:
@@ -128,8 +119,10 @@ class Scorer:
     the reply is raised.
     """
 
-    def __init__(self, function: RewardFunction, answer: str) -> None:
-        self._function, self._answer = function, answer
+    def __init__(self, target: str, answer: str) -> None:
+        """Load the function that `target` names, see `reward_function`; `answer`: the column of the right answer."""
+        self._function, self._columns = reward_function(target, answer)
+        self._answer = answer
         self._scored: tuple[Task, str] | None = None
         self._lowest = 0.0
         self._unread = 0
@@ -139,7 +132,7 @@ class Scorer:
 
     def require(self, columns: Mapping[str, Any]) -> None:
         """Raise ConfigError where the function takes a column that a row does not have."""
-        missing = sorted(self._function.columns - columns.keys())
+        missing = sorted(self._columns - columns.keys())
         if missing:
             raise ConfigError(
                 f"questions.reward takes {', '.join(missing)}; the row has {', '.join(columns) or 'no columns'}"
@@ -189,11 +182,11 @@ def right_answer(columns: Mapping[str, Any], name: str) -> Any:
     return columns.get(name) if known is None else known
 
 
-def reward_function(target: str, answer: str = "answer") -> RewardFunction:
-    """Return the function that 'package.module:function' names, called as its parameters want it; empty: whether the
-    reply is the right answer. Raises ConfigError."""
+def reward_function(target: str, answer: str) -> tuple[Reward, set[str]]:
+    """Return the function that 'package.module:function' names, called as its parameters want it, and the columns that
+    it cannot do without; empty: whether the reply is the right answer. Raises ConfigError."""
     if not target:
-        return RewardFunction(lambda question, reply, columns: float(is_same(reply, right_answer(columns, answer))))
+        return lambda question, reply, columns: float(is_same(reply, right_answer(columns, answer))), set()
     try:
         function = load(target)
         parameters = inspect.signature(function).parameters
@@ -219,7 +212,7 @@ def reward_function(target: str, answer: str = "answer") -> RewardFunction:
             "completions, **columns), without what only a trainer of TRL has, or verl's (data_source, solution_str, "
             "ground_truth, extra_info)"
         )
-    return RewardFunction(called, frozenset(columns))
+    return called, columns
 
 
 def is_same(reply: str, answer: Any) -> bool:
