@@ -36,7 +36,6 @@ Cells = Mapping[str, str]
 class Instance:
     """A task with everything that the seed draws."""
 
-    name: str
     goal: str
     program: tuple[str, ...]
     """Name of the program, and paths in the home that it opens."""
@@ -136,7 +135,7 @@ def draw(name: str, rng: random.Random) -> Instance:
         step for part in row["script"] for step in (map("@{}".format, part[2:]) if part.startswith("@@") else (part,))
     )
     settings, opened = row.get("settings", {}), row.get("open")
-    return Instance(name, row["goal"], row["program"], files, want, row.get("display"), settings, opened, script)
+    return Instance(row["goal"], row["program"], files, want, row.get("display"), settings, opened, script)
 
 
 def write_sheet(cells: Cells) -> str:
