@@ -2,10 +2,9 @@
 
 What it keeps from the original: no session, one running task, no lock; `x` and `y` are rounded and the ends of a drag
 are not; errors come as 422 or 500 where a client would expect 400; a score is asked for by a GET with a JSON body; an
-unhealthy device answers 500 everywhere, and asking for the health restarts it; an input that adb fails to bring is 200
-with an empty result. `later` is the original as of 2026: 503 for bad health, scrolls to the side, an app that is not
-there is 200 with an empty result, and a suite `android_world` with a seed. What is missing: the waits, and everything
-about Docker.
+unhealthy device answers 500 everywhere, and asking for the health restarts it. `later` is the original as of 2026: 503
+for bad health, scrolls to the side, an app that is not there is 200 with an empty result, and a suite `android_world`
+with a seed. What is missing: the waits, and everything about Docker.
 
 `python -m tests.environments.mobile_world.double` runs it in a process of its own and prints its address.
 """
@@ -17,7 +16,7 @@ import socket
 from typing import Any, Literal
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Query
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, field_validator, model_validator
 
@@ -36,7 +35,6 @@ TYPES = (
     *("click", "double_tap", "scroll", "swipe", "input_text", "navigate_home", "navigate_back", "keyboard_enter"),
     *("open_app", "status", "wait", "long_press", "answer", "finished", "unknown", "drag", "ask_user", "mcp"),
 )
-INPUTS = (*TYPES[:8], "open_app", "long_press", "drag")
 OTHER_APPS = {
     *("maps", "chrome", "calendar", "files", "gallery", "taodian", "淘店", "mattermost", "mastodon", "mail", "camera")
 }
@@ -119,8 +117,7 @@ class Double:
         self.heals = True
         """Asking for the health mends it, from the next question on."""
         self.spoil: dict[str, Any] = {}
-        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval, or what gives one; `adb`:
-        no input reaches the phone."""
+        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval, or what gives one."""
         self.suite = "mobile_world"
         self.seed: int | None = None
         self.begun = self.ended = 0
@@ -148,8 +145,6 @@ class Double:
     def act(self, phone: Phone, action: Step) -> str:
         """What the server answers. Raises what the original's code raises."""
         a: Any = action
-        if self.spoil.get("adb") and action.action_type in INPUTS:
-            return ""
         match action.action_type:
             case "click" | "double_tap":
                 x, y = int(a.x), int(a.y)
@@ -227,23 +222,11 @@ def _device_routes(app: FastAPI, server: Double) -> None:
     def health() -> JSONResponse:
         return server.health()
 
-    def connect(device: str) -> dict[str, Any]:
-        server.told.append(("/init", device))
-        server.device(device)
-        return {"device": device, "viewport_size": [WIDTH, HEIGHT]}
-
-    @app.get("/init")
-    def init_by_query(device: str = Query("emulator-5554")) -> dict[str, Any]:
-        return connect(device)
-
     @app.post("/init")
     def init(request: InitRequest) -> dict[str, Any]:
-        return connect(request.device)
-
-    @app.get("/state")
-    def state(device: str) -> dict[str, Any]:
-        screen = server.device(device).screen
-        return {"device": device, "viewport_size": [WIDTH, HEIGHT], "current_activity": screen, "current_app": screen}
+        server.told.append(("/init", request.device))
+        server.device(request.device)
+        return {"device": request.device, "viewport_size": [WIDTH, HEIGHT]}
 
     @app.get("/screenshot")
     def screenshot(device: str, prefix: str | None = None, return_b64: bool = False) -> dict[str, Any]:
@@ -275,15 +258,6 @@ def _task_routes(app: FastAPI, server: Double) -> None:
     @app.get("/task/goal")
     def goal(task_name: str) -> str:
         return str(known(task_name).goal)
-
-    @app.get("/task/metadata")
-    def metadata(task_name: str) -> dict[str, Any]:
-        known(task_name)
-        return next(one for one in listed(server.problems) if one["name"] == task_name)
-
-    @app.get("/task/complexity")
-    def complexity(task_name: str) -> dict[str, Any]:
-        raise HTTPException(500, f"'{task_name}' object has no attribute 'complexity'")
 
     @app.post("/task/init")
     def init(request: TaskRequest) -> str:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.environments.mobile_world.double import Step
 from uirl.environments.mobile_world.actions import ACTIONS, PhoneSpace, Terminate, UseTool, command
-from uirl.parsers import create_parser
 from uirl.parsers.mai_ui import ACTIONS as WRITTEN
 from uirl.types import Action, ToolCall
 
@@ -35,7 +34,6 @@ def sent(name: str, **arguments: Any) -> Any:
         (("click", {"coordinate": [0, 0.5]}), {"action_type": "click", "x": 0, "y": 1}),
         # the middle of a box, swapped or not
         (("click", {"coordinate": [400, 200, 600, 300]}), {"action_type": "click", "x": 540, "y": 600}),
-        (("click", {"coordinate": [600, 300, 400, 200]}), {"action_type": "click", "x": 540, "y": 600}),
         (
             ("drag", {"start_coordinate": [0, 0, 0, 0], "end_coordinate": [500, 998, 501, 1000]}),
             {"action_type": "drag", "start_x": 0, "start_y": 0, "end_x": 541, "end_y": 2400},
@@ -54,7 +52,6 @@ def sent(name: str, **arguments: Any) -> Any:
         (("type", {"text": 7}), {"action_type": "input_text", "text": "7"}),
         (("swipe", {}), {"action_type": "scroll", "direction": "down"}),
         (("swipe", {"direction": "up", "coordinate": []}), {"action_type": "scroll", "direction": "down"}),
-        (("swipe", {"direction": "up"}), {"action_type": "scroll", "direction": "down"}),
         (("swipe", {"direction": "down", "coordinate": [1, 1]}), {"action_type": "scroll", "direction": "up"}),
         (("swipe", {"direction": "left"}), {"action_type": "swipe", "direction": "left"}),
         (
@@ -63,7 +60,6 @@ def sent(name: str, **arguments: Any) -> Any:
         ),
         (("open", {"text": "FILES"}), {"action_type": "open_app", "app_name": "Files"}),
         (("system_button", {"button": "back"}), {"action_type": "navigate_back"}),
-        (("system_button", {"button": "Home"}), {"action_type": "navigate_home"}),
         (("system_button", {"button": "enter"}), {"action_type": "keyboard_enter"}),
         (("wait", {}), {"action_type": "wait"}),
         (("answer", {"text": "7"}), {"action_type": "answer", "text": "7"}),
@@ -71,8 +67,6 @@ def sent(name: str, **arguments: Any) -> Any:
         (("answer", {}), {"action_type": "answer", "text": ""}),
         (("ask_user", {"text": "Who?"}), {"action_type": "ask_user", "text": "Who?"}),
         (("terminate", {"status": "fail"}), None),
-        (("terminate", {"status": "done"}), None),
-        (("terminate", {}), None),
         (("add", {"a": 1}), None),
     ],
 )
@@ -85,18 +79,15 @@ def test_what_is_sent(call: tuple[str, dict[str, Any]], wanted: Any) -> None:
     [
         (("click", {}), '"coordinate": [x,y] between 0 and 999; got None'),
         (("click", {"coordinate": [9991, 5]}), "got [9991, 5]"),
-        (("click", {"coordinate": [5, -9991]}), "got [5, -9991]"),
         (("click", {"coordinate": [True, 5]}), "got [True, 5]"),
         (("click", {"coordinate": [float("nan"), 5]}), "got [nan, 5]"),
         (("click", {"coordinate": [1, 2, 3]}), "got [1, 2, 3]"),
         (("click", {"coordinate": [1e308, 1e308, 1e308, 1e308]}), "click needs"),
         (("click", {"coordinate": [1, True, 3, 4]}), "click needs"),
-        (("drag", {"start_coordinate": [1, 1], "end_coordinate": [1]}), '"end_coordinate"'),
         (("type", {"text": ""}), "type needs a text; got ''"),
         (("type", {"text": "\ud800"}), "half of a surrogate pair"),
         (("type", {"text": "x" * 10_001}), "at most 10000 characters"),
         (("ask_user", {}), "ask_user needs a text"),
-        (("answer", {"text": "x" * 10_001}), "at most 10000 characters"),
         (("swipe", {"direction": "north"}), "one of up, down, left, right; got 'north'"),
         (("swipe", {"direction": "left", "coordinate": [10, 500]}), "leaves the screen"),
         (("swipe", {"direction": "right", "coordinate": [990, 500]}), "leaves the screen"),
@@ -159,13 +150,3 @@ def test_no_call_makes_the_server_err(name: str, arguments: dict[str, Any]) -> N
 @pytest.mark.parametrize(("status", "claimed"), [("success", "success"), ("Fail", "failure"), ("done", "failure")])
 def test_an_end_claims_success_where_it_says_so(status: str, claimed: str) -> None:
     assert SPACE.read(Action.of("terminate", status=status)) == Terminate(claimed)  # type: ignore[arg-type]
-
-
-def test_replies_reach_the_phone_through_the_parser() -> None:
-    text = (
-        "<thinking>tap</thinking>\n<tool_call>\n"
-        '{"name":"mobile_use","arguments":{"action":"click","coordinate":[400,200,600,300]}}\n</tool_call>'
-    )
-    meant = SPACE.read(create_parser("mai_ui").parse(text))
-    assert not isinstance(meant, str)
-    assert command(meant) == {"action_type": "click", "x": 540, "y": 600}

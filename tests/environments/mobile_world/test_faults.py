@@ -121,17 +121,13 @@ def test_a_score_that_does_not_come_is_a_failure_still(vlm: LoadedModel) -> None
     ("end", "fault", "number", "kind", "words", "turn"),
     [
         ("/step", "503", 2, "environment", "/step was answered with 503", 1),
-        ("/step", "hang", 2, "timeout", "/step: no answer within 3 s", 1),
         ("/step", "text", 2, "environment", "not JSON", 1),
-        ("/step", "cut", 2, "environment", "not JSON", 1),
         ("/screenshot", "text", 1, "environment", "not JSON", 0),
         ("/task/init", "500", 1, "environment", "/task/init was answered with 500", 0),
-        ("/screenshot", "500", 3, "environment", "/screenshot was answered with 500", 1),
         ("/task/goal", "500", 1, "environment", "/task/goal was answered with 500", 0),
         ("/task/eval", "500", 1, "environment", "/task/eval was answered with 500", 3),
         ("/task/eval", "hang", 1, "timeout", "/task/eval: no answer within 3 s", 3),
         ("/health", "503", 1, "environment", "/health was answered with 503", 0),
-        ("/health", "text", 1, "environment", "not JSON", 0),
     ],
 )
 def test_answers_of_the_wrong_kind(
@@ -273,11 +269,8 @@ def test_a_server_that_is_killed_in_the_middle(vlm: LoadedModel) -> None:
 
 
 def test_a_server_that_does_not_run_lists_no_tasks() -> None:
-    with in_a_process() as (doomed, process):
-        process.kill()
-        process.wait()
-        with pytest.raises(EnvironmentFailure, match="no MobileWorld server lists its tasks"):
-            small(doomed).tasks()
+    with pytest.raises(EnvironmentFailure, match="no MobileWorld server lists its tasks"):
+        small(Served("http://127.0.0.1:9", Double())).tasks()
 
 
 def test_half_open_sockets(vlm: LoadedModel) -> None:
@@ -336,7 +329,7 @@ def test_a_call_that_outlasts_the_run_s_limit() -> None:
         asyncio.run(run())
         until(lambda: phone.double.task is None, "the tear-down")
         assert asked(phone.double, "/task/tear_down") == 1
-        assert [server.active for server in env.pool.servers] == [0]
+        assert [(server.active, server.why) for server in env.pool.servers] == [(0, "a call was given up")]
 
 
 def test_a_reset_that_is_cancelled_while_the_task_is_set_up() -> None:
@@ -360,28 +353,6 @@ def test_a_reset_that_is_cancelled_while_the_task_is_set_up() -> None:
         (server,) = env.pool.servers
         assert (server.active, server.why) == (0, "a call was given up")
         assert server.out_until > 0
-
-
-def test_a_cancelled_step_is_torn_down() -> None:
-    opened = threading.Event()
-    with phones(wrap=gate("/step", opened)) as (phone,):
-        env = small(phone, retry_backoff=0.01)
-
-        async def run() -> None:
-            session = EnvironmentSession(env.spawn())
-            await session.reset(Task(TASK))
-            step = asyncio.create_task(session.step(tap(1, 1)))
-            await asyncio.sleep(0.1)
-            step.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await step
-            opened.set()
-            await session.close()
-            assert phone.double.task is None
-            assert env.pool.servers[0].why == "a call was given up"
-
-        asyncio.run(run())
-        assert phone.idle
 
 
 def test_a_cancelled_tear_down_goes_on() -> None:

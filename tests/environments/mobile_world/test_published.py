@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.environments.mobile_world.playing import TOOLS, act, environment, phones, play_alone
-from uirl.environments.mobile_world.actions import OpenApp, Swipe
-from uirl.environments.mobile_world.mai_ui import Nothing, Unknown, instead_of, system_prompt, tool_words
+from uirl.environments.mobile_world.mai_ui import system_prompt, tool_words
 from uirl.tools import ToolDefinition
 from uirl.types import Action, ToolCall, ToolResult
 
@@ -76,21 +73,6 @@ def test_the_words_of_the_prompt() -> None:
     assert tool_words(ToolResult("maps", {}, False, "lost")) == (
         "Tool call result: {'result': 'Failed to call tool maps after 5 attempts: lost'}"
     )
-
-
-@pytest.mark.parametrize(
-    ("action", "becomes"),
-    [
-        (act("type", text=""), Nothing()),
-        (act("open", text=3), OpenApp("3")),
-        (act("swipe", direction="Left", coordinate=[1, 500]), Swipe("left")),
-        (act("swipe", direction="left", coordinate="x"), Unknown("why")),
-        (act("click", coordinate="x"), Unknown("why")),
-        (Action("", (ToolCall("open", {"text": "a"}),), parse_error="broken"), Unknown("why")),
-    ],
-)
-def test_what_becomes_of_what_was_refused(action: Action, becomes: Any) -> None:
-    assert instead_of(action, "why") == becomes
 
 
 def test_a_swipe_to_a_side_begins_in_the_middle() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.environments.mobile_world.playing import DONE, SOLUTIONS, environment, phones, play_alone
 from uirl.environments.mobile_world import environment as phone_module
 from uirl.environments.mobile_world.options import MobileWorldOptions
-from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.errors import EnvironmentFailure
 
 TASK = "ContactsOpenContact"
 SWITCH = "/suite_family/switch"
@@ -45,21 +45,6 @@ def test_an_early_server_has_no_other_suite() -> None:
     refused = pytest.raises(EnvironmentFailure, match=r"no suite android_world.*400.*Invalid suite_family")
     with phones() as (phone,), refused:
         environment(phone, suite="android_world").tasks()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"suite": "ios_world"}, r"mobile_world\.suite: got 'ios_world'"),
-        ({"suite_seed": 3}, "the tasks of mobile_world take no seed"),
-        ({"suite": "android_world", "suite_seed": "3"}, r"mobile_world\.suite_seed: got '3', expected whole number"),
-        ({"restart_timeout": 0}, r"mobile_world\.restart_timeout: got 0, expected number > 0"),
-        ({"prompt": "mine"}, r"mobile_world\.prompt: got 'mine', expected .*own.*mai_ui"),
-    ],
-)
-def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:
-    with phones() as (phone,), pytest.raises(ConfigError, match=told):
-        environment(phone, **options)
 
 
 def test_what_may_restart_an_emulator_has_the_time_for_it() -> None:
