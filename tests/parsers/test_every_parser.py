@@ -176,27 +176,6 @@ def test_every_reply_of_the_corpus_is_read_and_written_again(stem: str) -> None:
     assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
 
 
-@pytest.mark.parametrize("stem", sorted(stem for stem in CORPUS if format_of(stem) != "react"))
-def test_a_reply_that_was_cut_off_never_gives_another_call(stem: str) -> None:
-    """ReAct is left out: a plain Action Input that was cut off is a shorter one."""
-    parser = made(format_of(stem))
-    data = CORPUS[stem].encode()
-    whole = parser.parse(CORPUS[stem]).tool_calls
-    cut = [parser.parse(data[:n].decode("utf-8", errors="replace")).tool_calls for n in range(len(data))]
-    others = [some for some in cut if whole[: len(some)] != some]
-    assert not others
-
-
-@pytest.mark.parametrize("name", WITH_CALLS)
-@pytest.mark.parametrize("opening", ["<think>", "<thinking>", "\n <think>\n"])
-def test_a_thought_that_was_cut_off_holds_no_calls(name: str, opening: str) -> None:
-    parser = made(name)
-    call = parser.render(Action.of("click", text="x"))
-    for cut in (f"{opening}maybe {call}", f"{opening}{call}"):
-        assert parser.parse(cut).tool_calls == ()
-        assert parser.parse(f"{cut}</think>\n{call}").tool_calls == (ToolCall("click", {"text": "x"}),)
-
-
 MEGABYTE = 1_000_000
 QWEN_CALL = '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n'
 GARBAGE: dict[str, Callable[[int], str]] = {

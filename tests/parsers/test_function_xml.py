@@ -34,7 +34,6 @@ PLACE = {"$ref": "#/$defs/Place"}
 DEFINITIONS = {
     "Place": {"type": "object", "properties": {"name": {"type": "string"}}},
     "Colour": {"enum": ["red", "1"]},
-    "Far": {"$ref": "#/$defs/Place"},
     "Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"type": "integer"}]},
 }
 
@@ -57,39 +56,28 @@ DEFINITIONS = {
         ({"type": "string"}, "null", "null"),
         ({"type": ["string", "null"]}, "None", None),
         ({"type": "string", "nullable": True}, "null", None),
-        ({"type": "string", "nullable": False}, "null", "null"),
-        ({"type": "integer", "nullable": True}, "1", 1),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "42", 42),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "4 2", "4 2"),
         ({"type": "integer"}, "4.5", "4.5"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "int"}, "7", 7),
-        ({"type": "number"}, "4", 4),
         ({"type": "number"}, "1e2", 100.0),
         ({"type": "boolean"}, "True", True),
         ({"type": "boolean"}, "yes", "yes"),
         ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": "object"}, "[1]", "[1]"),
         ({"type": "array"}, "[1]", [1]),
-        ({"$ref": "#/$defs/Place"}, '{"a": 1}', {"a": 1}),
         ({"enum": ["1", "2"]}, "1", "1"),
-        ({"anyOf": [PLACE, {"type": "null"}]}, '{"a": 1}', {"a": 1}),
-        ({"anyOf": [PLACE, {"type": "null"}]}, "null", None),
-        ({"oneOf": [{"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Far"}]}]}, '{"a": 1}', {"a": 1}),
-        ({"allOf": [PLACE], "description": "where"}, '{"a": 1}', {"a": 1}),
         ({"allOf": [{"type": ["integer", "string"]}, {"type": ["string", "null"]}]}, "1", "1"),
         ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "1", 1),
         ({"type": "array", "anyOf": [{"minItems": 1}, {"maxItems": 3}]}, "[1]", [1]),
         ({"anyOf": [{"type": "array", "items": PLACE}, {"type": "null"}]}, '[{"a": 1}]', [{"a": 1}]),
         ({"$ref": "#/$defs/Colour"}, "1", "1"),
-        ({"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}]}, "1", "1"),
         ({"$ref": "#/$defs/Round"}, "1", 1),
         ({"$ref": "#/$defs/Absent"}, "1", "1"),
         ({"$ref": "https://elsewhere.example/schema"}, "1", "1"),
         ({"enum": [1, 2, None]}, "2", 2),
         ({"enum": ["auto", 2]}, "2", 2),
-        ({"enum": ["auto", 2]}, "auto", "auto"),
         ({"const": True}, "true", True),
         ({"const": None}, "null", None),
         ({"anyOf": [{"const": 1}, {"const": "1"}]}, "1", 1),
@@ -151,11 +139,6 @@ def test_a_call_that_begins_and_cannot_be_read_is_an_error(reply: str, why: str)
     action = parser.parse(reply)
     assert (action.tool_calls, action.text) == ((), reply)
     assert why in (action.parse_error or "")
-
-
-def test_a_draft_in_a_thought_is_no_call() -> None:
-    action = parser.parse(f"or <function=a><parameter=b>1</think>{use('c')}")
-    assert action.tool_calls == (ToolCall("c"),)
 
 
 def test_writes_as_the_models_do() -> None:

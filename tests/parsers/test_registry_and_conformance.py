@@ -8,7 +8,6 @@ from uirl.errors import ConfigError, ContractError
 from uirl.parsers import (
     PARSERS,
     ActionParser,
-    FunctionCallingParser,
     JSONActionParser,
     MAIUIActionParser,
     ReActActionParser,
@@ -91,14 +90,6 @@ def test_names_load_their_classes() -> None:
     assert isinstance(create_parser("react"), ReActActionParser)
     assert isinstance(create_parser("mai_ui"), MAIUIActionParser)
     assert isinstance(create_parser(f"{Shouting.__module__}:Shouting"), Shouting)
-
-
-@pytest.mark.parametrize("name", ["function_calling", "qwen", "hermes", "llama-3", "mistral"])
-def test_names_of_function_calls_make_their_style(name: str) -> None:
-    parser = create_parser(name)
-    assert isinstance(parser, FunctionCallingParser)
-    style = {"function_calling": "qwen", "hermes": "qwen"}.get(name, name)
-    assert parser.render(Action.of("a")) == FunctionCallingParser(style).render(Action.of("a"))
 
 
 def test_every_format_with_calls_says_how_to_write_one() -> None:
