@@ -93,25 +93,14 @@ def test_schema_of_a_documented_function() -> None:
         (str, {"type": "string"}),
         (int, {"type": "integer"}),
         (float, {"type": "number"}),
-        (bool, {"type": "boolean"}),
         (list[int], {"type": "array", "items": {"type": "integer"}}),
         (dict[str, float], {"type": "object", "additionalProperties": {"type": "number"}}),
-        (dict, {"type": "object", "additionalProperties": True}),
         (Literal["a", "b"], {"enum": ["a", "b"], "type": "string"}),
         (Unit, {"enum": ["m", "ft"], "type": "string"}),
         (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
-        (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
         (Annotated[int, Field(ge=0)], {"type": "integer", "minimum": 0}),
         (date, {"type": "string", "format": "date"}),
         (Any, {}),
-        (
-            Point,
-            {
-                "type": "object",
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
-                "required": ["x"],
-            },
-        ),
         (
             Box,
             {
@@ -203,10 +192,8 @@ def test_further_arguments_are_announced_where_the_function_takes_them() -> None
     ("name", "parameters", "words"),
     [
         ("two words", {"type": "object"}, "expected a name of letters"),
-        ("", {"type": "object"}, "expected a name of letters"),
         ("x" * 129, {"type": "object"}, "at most|expected a name"),
         ("t", {"type": "string"}, "expected a JSON Schema"),
-        ("t", [], "expected a JSON Schema"),
         ("t", {"type": "object", "properties": {"a": {"type": "integr"}}}, "no JSON Schema: 'integr'.*properties.a"),
         ("t", {"type": "object", "properties": {"a": {"default": object()}}}, "are not JSON"),
         ("t", {"type": "object", "properties": {"a": {"default": float("nan")}}}, "are not JSON"),
@@ -253,11 +240,9 @@ FORM = ToolDefinition(
     ("arguments", "problem"),
     [
         ({"count": 3, "colour": "red", "size": None, "items": [{"x": 1}], "place": {"street": "a"}}, None),
-        ({"count": 3.0}, None),
         ({}, "missing argument 'count' (integer)"),
         ({"count": "3"}, "argument 'count': got \"3\" (string), expected integer"),
         ({"count": True}, "argument 'count': got true (boolean), expected integer"),
-        ({"count": None}, "argument 'count': got null, expected integer"),
         ({"count": 0}, "argument 'count': got 0 (integer), expected minimum 1"),
         ({"count": 1, "coulour": "red"}, "unexpected argument 'coulour'; did you mean 'colour'?"),
         ({"count": 1, "colour": "blue"}, 'argument \'colour\': got "blue" (string), expected one of "red", "green"'),

@@ -210,10 +210,8 @@ fill([])
             "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
             "more than 1 s of computing",
         ),
-        ("9 ** 9 ** 9", "more than 1 s of computing"),
         ("x = bytearray(10 ** 10)", "more than 256 MB of memory"),
         ("x = [0]\nwhile True: x += x", "more than 256 MB of memory"),
-        ("import os\nwhile True:\n  os.fork()", "PermissionError"),
         ("while True: print('x' * 1000)", f"more than {MAX_OUTPUT_BYTES} bytes of output"),
     ],
 )
