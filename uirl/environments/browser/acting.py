@@ -15,7 +15,7 @@ from uirl.environments.browser.page import DRAG_STEPS, Page, key_name
 from uirl.environments.browser.picture import Viewport
 from uirl.environments.browser.tab import Moved, Refused, Tab, Unopened
 from uirl.environments.ui import vocabulary as ui
-from uirl.environments.ui.arguments import Mistake
+from uirl.environments.ui.actions import Mistake
 from uirl.environments.ui.keys import MODIFIERS
 from uirl.runtime.assets import read_asset
 from uirl.runtime.limits import shown

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from uirl.environments.ui.arguments import CallArguments, Mistake
+from uirl.environments.ui.actions import CallArguments, Mistake
 from uirl.environments.ui.vocabulary import (
     DIRECTIONS,
     GRID,

@@ -6,12 +6,11 @@ was wrong with it: whatever a policy writes is its own mistake at worst, never a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from uirl.environments.ui import vocabulary as ui
-from uirl.environments.ui.arguments import CallArguments, Mistake, shown_value
 from uirl.environments.ui.keys import MODIFIERS, read_chord
 from uirl.environments.ui.vocabulary import (
     ACTIONS,
@@ -28,11 +27,42 @@ from uirl.environments.ui.vocabulary import (
 )
 from uirl.errors import ConfigError, did_you_mean
 from uirl.parsers.registry import create_parser
-from uirl.runtime.limits import shown
+from uirl.runtime.limits import is_whole, shown
 from uirl.types import Action, ToolCall
 
 __all__ = ["ACTIONS", "ActionSpace"]
 MOST_MARKS = 9999
+
+
+class Mistake(ValueError):
+    """What is wrong with a call, in words for the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The arguments of one call, checked as they are asked for."""
+
+    action: str
+    values: Mapping[str, Any]
+
+    def has(self, *names: str) -> bool:
+        """Return whether one of these arguments is there."""
+        return any(name in self.values for name in names)
+
+    def bounded(self, name: str, text: str, max_chars: int) -> str:
+        """Return the text of the argument `name`. Raises Mistake for a long one, and for half of a surrogate pair."""
+        if len(text) > max_chars:
+            raise Mistake(f"{self.action} takes at most {max_chars} characters; got {len(text)}")
+        if not is_whole(text):
+            raise Mistake(f"{self.action} needs text of whole characters; {name} holds half of a surrogate pair")
+        return text
+
+
+def shown_value(value: Any) -> str:
+    """Return a value for the policy: Python refuses to write very long numbers."""
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a number of more than 40 digits"
+    return shown(value, 40)
 
 
 @dataclass(frozen=True, slots=True)
