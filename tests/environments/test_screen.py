@@ -10,8 +10,7 @@ import pytest
 
 from uirl.environments import check_environment, scripted_success
 from uirl.environments.screen import ScreenEnvironment, ScreenSuite
-from uirl.environments.screen.drawing import BACKGROUND, SIDE_BAR, TITLE_BAR, Colour, draw
-from uirl.environments.screen.layout import Box, Grid
+from uirl.environments.screen.drawing import BACKGROUND, SIDE_BAR, TITLE_BAR, Box, Colour, Grid, draw
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage
 from uirl.errors import ConfigError
 from uirl.images import screenshot
@@ -212,27 +211,8 @@ def test_boxes_stay_apart_and_on_the_screen(size: int, slots: int, jitter: int) 
         assert all(0 <= x < size and 0 <= y < size for x, y in taken)
 
 
-def test_the_blank_control_shows_nothing() -> None:
-    env = ScreenEnvironment(blank_image=True)
-    first = env.reset(seed=0)
-    second = env.step(expert(env)).observation
-    for observation in (first, second):
-        assert _colours(observation) == {BACKGROUND, TITLE_BAR, SIDE_BAR}
-    assert first.text == ScreenEnvironment().reset(seed=0).text
-
-
 def _colours(observation: Observation) -> set[Colour]:
     return {colour for _, colour in observation.images[0].getcolors()}
-
-
-def test_the_hidden_instruction_control_says_nothing() -> None:
-    env, plain = ScreenEnvironment(hide_instruction=True), ScreenEnvironment()
-    for seed in range(10):
-        hidden, shown = env.reset(seed=seed), plain.reset(seed=seed)
-        assert hidden.text == "press"
-        assert env.get_state_description() == "page 1 of 2: press"
-        assert screenshot(hidden.images[0]) == screenshot(shown.images[0])
-        assert env.expert_action() == plain.expert_action()
 
 
 def test_controls_are_the_same_form_with_one_thing_taken_away() -> None:

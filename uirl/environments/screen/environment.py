@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
-from uirl.environments.screen.drawing import draw
-from uirl.environments.screen.layout import Grid
+from uirl.environments.screen.drawing import Grid, draw
 from uirl.environments.screen.options import LEVELS, FormOptions, ScreenOptions
 from uirl.environments.screen.stages import ColourStage, ConfirmStage, DigitStage, Stage
 from uirl.environments.ui.actions import ActionSpace, written

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uirl.environments.screen.drawing import BLACK, WHITE, Colour, Shape
-from uirl.environments.screen.layout import Box, Grid
+from uirl.environments.screen.drawing import BLACK, WHITE, Box, Colour, Grid, Shape
 from uirl.types import Action, ToolCall
 
 COLOURS: Mapping[str, Colour] = {
