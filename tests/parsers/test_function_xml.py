@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from uirl.parsers import FunctionCallingParser, function_xml
-from uirl.parsers.function_xml import typed
+from uirl.parsers import FunctionCallingParser, qwen
 from uirl.parsers.json_calls import MAX_OBJECTS
+from uirl.parsers.qwen import typed
 from uirl.types import Action, ToolCall
 
 TOOLS = [
@@ -87,7 +87,7 @@ DEFINITIONS = {
 )
 def test_what_a_value_is(schema: dict[str, Any] | None, text: str, value: Any) -> None:
     tools = {} if schema is None else {"use": {"properties": {"value": schema}, "$defs": DEFINITIONS}}
-    got = typed(text, function_xml._kinds_of(tools, "use", "value"))
+    got = typed(text, qwen._kinds_of(tools, "use", "value"))
     assert got == value
     assert type(got) is type(value)
 
@@ -149,14 +149,6 @@ def test_writes_as_the_models_do() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["42", "", " x ", "\n", '"', '"x"', "null", "</parameter>", "\n<parameter=a>", "</think>"]
-)
-def test_text_that_would_read_as_something_else_is_written_as_json(text: str) -> None:
-    written = parser.render(Action.of("type", text=text))
-    assert parser.parse(written).call == ToolCall("type", {"text": text})
-
-
 def test_a_known_text_is_written_as_it_is_and_one_that_tags_would_cut_is_refused() -> None:
     assert "\n42\n" in knowing.render(Action.of("type", text="42"))
     with pytest.raises(ValueError, match="cannot hold the action"):
@@ -173,6 +165,6 @@ def test_names_that_tags_cannot_hold_are_not_written(call: ToolCall) -> None:
 
 def test_a_value_is_read_once_however_many_types_a_schema_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(function_xml, "read_value", lambda text, start: (read.append(text), len(text)))
+    monkeypatch.setattr(qwen, "read_value", lambda text, start: (read.append(text), len(text)))
     assert typed("[1", ("integer", "array", "object") * 100) == "[1"
     assert read == ["[1"]
