@@ -88,12 +88,6 @@ def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -
     assert parser.parse(text).tool_calls == action.tool_calls
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@given(st.lists(st.sampled_from([*MARKERS, "name", "arguments", ":", ",", "1"]) | st.text(max_size=4)).map("".join))
-def test_no_text_breaks_it(name: str, text: str) -> None:
-    check_parser(made(name), [], [text])
-
-
 # how the public families write a thought: (family, what opens it, what closes it)
 THOUGHTS = [
     ("Qwen, DeepSeek, GLM", "<think>", "</think>"),

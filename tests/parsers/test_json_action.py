@@ -82,13 +82,6 @@ def test_a_whole_call_after_loose_braces_is_found_but_none_inside_a_broken_one()
     assert parser.parse('{"plan":{"action":"click","x":3,"y":4}').call is None
 
 
-def test_unicode_survives_both_ways() -> None:
-    call = ToolCall("type", {"text": 'Grüße {"x"} 👋 \\ \n "q"'})
-    text = parser.render(Action(tool_calls=(call,)))
-    assert "👋" in text
-    assert parser.parse(text).tool_calls == (call,)
-
-
 def test_renders_compact_json() -> None:
     assert parser.render(Action.of("click", x=3, y=4)) == '{"action":"click","x":3,"y":4}'
     assert parser.render(Action(tool_calls=(CLICK,), thought="there")) == 'there\n{"action":"click","x":3,"y":4}'

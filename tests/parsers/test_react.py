@@ -138,14 +138,6 @@ def assert_written_as_an_action(action: Action) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a\nAction: b", '"', "`a`", "*", " a", "Observation:\n", "ä\u2028", "x Action Input: y", "Thought: x"]
-)
-def test_a_name_that_the_line_cannot_hold_is_quoted(name: str) -> None:
-    action = Action(tool_calls=(ToolCall(name),))
-    assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
-
-
-@pytest.mark.parametrize(
     "action",
     [
         Action(tool_calls=(ToolCall("a", {}, "id-1"),)),

@@ -150,9 +150,9 @@ class Double:
                 x, y = int(a.x), int(a.y)
                 return "".join(phone.tap(x, y) for _ in range(1 if action.action_type == "click" else 2))
             case "long_press":
-                return phone.swipe(int(a.x), int(a.y), int(a.x), int(a.y), 1000)
+                return phone.swipe(int(a.x), int(a.y), int(a.x), int(a.y))
             case "drag":
-                return phone.swipe(int(a.start_x), int(a.start_y), int(a.end_x), int(a.end_y), 400)
+                return phone.swipe(int(a.start_x), int(a.start_y), int(a.end_x), int(a.end_y))
             case "swipe":
                 return _swipe(phone, action.x, action.y, action.direction or "up")
             case "scroll":
@@ -174,12 +174,8 @@ class Double:
             case "answer":
                 phone.answer = action.text or ""
                 return "OK"
-            case "status":
-                return action.goal_status or "unknown"
             case "ask_user":
-                return self._ask(phone, action.text)
-            case "unknown":
-                return "UNKNOWN_ACTION"
+                return self._ask(action.text)
         raise RuntimeError(f"400: unknown action: {action.action_type}")
 
     def _launch(self, phone: Phone, app: str) -> str:
@@ -189,10 +185,9 @@ class Double:
             raise RuntimeError("1 validation error for AdbResponse: command: Field required")
         return phone.launch(app)
 
-    def _ask(self, phone: Phone, text: str | None) -> str:
+    def _ask(self, text: str | None) -> str:
         if self.task is None:
             raise ValueError("user_sys_prompt is not configured. Please initialize the task first.")
-        phone.questions.append(text or "")
         return "It is teal." if "colour" in (text or "") else "I do not know."
 
 
@@ -200,7 +195,7 @@ def _swipe(phone: Phone, x: int | None, y: int | None, direction: str) -> str:
     x, y = WIDTH // 2 if x is None else x, HEIGHT // 2 if y is None else y
     unit = 2 * int(WIDTH / 10)
     right, down = {"up": (0, -2), "down": (0, 2), "left": (-1, 0), "right": (1, 0)}[direction]
-    return phone.swipe(x, y, x + right * unit, y + down * unit, 400)
+    return phone.swipe(x, y, x + right * unit, y + down * unit)
 
 
 def create_app(double: Double | None = None) -> FastAPI:

@@ -38,13 +38,9 @@ class Phone:
     first: int = 0
     """Index of the topmost contact."""
     opened: str = ""
-    deleted: list[str] = field(default_factory=list)
     answer: str | None = None
-    questions: list[str] = field(default_factory=list)
-    adb: list[str] = field(default_factory=list)
 
     def tap(self, x: int, y: int) -> str:
-        self.adb.append(f"input tap {x} {y}")
         if self.screen == "home":
             for name, (left, top) in ICONS.items():
                 if abs(x - left) <= 130 and abs(y - top) <= 130:
@@ -57,24 +53,19 @@ class Phone:
             self.opened = self._contact(y) or self.opened
         return ""
 
-    def swipe(self, x: int, y: int, to_x: int, to_y: int, milliseconds: int) -> str:
-        self.adb.append(f"input swipe {x} {y} {to_x} {to_y} {milliseconds}")
+    def swipe(self, x: int, y: int, to_x: int, to_y: int) -> str:
         if self.screen != "Contacts":
             return ""
-        if (x, y) == (to_x, to_y):
-            self.deleted.append(self._contact(y))
-        elif abs(to_y - y) > abs(to_x - x):
+        if abs(to_y - y) > abs(to_x - x):
             self.first = min(max(self.first + (SHOWN if to_y < y else -SHOWN), 0), len(NAMES) - SHOWN)
         return ""
 
     def type(self, text: str) -> str:
-        self.adb.append(f"type {text}")
         if self.focus:
             self.draft += text
         return "Broadcast completed: result=0"
 
     def key(self, name: str) -> str:
-        self.adb.append(f"input keyevent {name}")
         if name == "KEYCODE_ENTER" and self.focus:
             self._send()
         elif name in ("KEYCODE_HOME", "KEYCODE_BACK"):
@@ -82,7 +73,6 @@ class Phone:
         return ""
 
     def launch(self, app: str) -> str:
-        self.adb.append(f"monkey {app}")
         self.screen, self.focus = LAUNCHED.get(app, "empty"), False
         return "Events injected: 1"
 
