@@ -14,7 +14,6 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -97,9 +96,9 @@ class PythonTool(Tool):
             if not value > 0:
                 raise ConfigError(f"PythonTool({name}={value!r}): expected a positive number")
         _refuse_weak_platform(allow_network, allow_files)
-        self.limits = Limits(
-            int(cpu_seconds), wall_seconds, memory_mb, file_mb, disk_mb, packages, allow_network, allow_files
-        )
+        self.cpu_seconds, self.wall_seconds = int(cpu_seconds), wall_seconds
+        self.memory_mb, self.file_mb, self.disk_mb = memory_mb, file_mb, disk_mb
+        self.packages, self.allow_network, self.allow_files = packages, allow_network, allow_files
         self.timeout = wall_seconds + 90  # ours, the start included; the policy feels wall_seconds
         self._seed: int | None = None
         self.walls: Walls = self._strongest_walls()
@@ -116,7 +115,7 @@ class PythonTool(Tool):
             source = code.encode()
         except UnicodeEncodeError:
             raise ToolError("the code holds half a character (a lone surrogate); expected whole ones") from None
-        ended = run_program(source, self.limits, self.walls, self._seed)
+        ended = run_program(source, self, self.walls, self._seed)
         if not ended.began:
             raise EnvironmentFailure(
                 f"the Python process did not start: {ended.output.strip()[-500:] or ended.stopped}"
@@ -137,28 +136,27 @@ class PythonTool(Tool):
         Whatever ends a process that has begun with the code is the code's doing: it can end itself in many ways, and
         an episode that was excluded for it would be a way to lose without paying.
         """
-        limits = self.limits
         if ended.stopped is not None:
             return ended.stopped
-        too_long = ended.seconds * (os.cpu_count() or 1) >= limits.cpu_seconds
+        too_long = ended.seconds * (os.cpu_count() or 1) >= self.cpu_seconds
         if ended.status == -signal.SIGXCPU or (ended.status == -signal.SIGKILL and too_long):
-            return f"stopped: more than {limits.cpu_seconds} s of computing"
+            return f"stopped: more than {self.cpu_seconds} s of computing"
         if ended.status == -signal.SIGKILL:
             _LOG.warning("a program of the policy was killed; is the machine out of memory?")
-            return f"the program was killed (SIGKILL); the memory limit is {limits.memory_mb} MB"
+            return f"the program was killed (SIGKILL); the memory limit is {self.memory_mb} MB"
         if ended.status < 0:
-            return f"the program crashed ({_signal_name(-ended.status)}); the memory limit is {limits.memory_mb} MB"
+            return f"the program crashed ({_signal_name(-ended.status)}); the memory limit is {self.memory_mb} MB"
         if ended.status == 0:
             return None
         if "MemoryError" in ended.output[-200:]:
-            return f"stopped: more than {limits.memory_mb} MB of memory"
+            return f"stopped: more than {self.memory_mb} MB of memory"
         # Status 1 is that of an exception, whose traceback says all.
         return "" if ended.status == 1 and ended.output else f"the program ended with status {ended.status}"
 
     def _strongest_walls(self) -> Walls:
         """Return the strongest isolation in which a small program runs. Raises ConfigError where none is."""
-        for walls in walls_to_try(self.limits):
-            ended = run_program(b"6 * 7", self.limits, walls, None)
+        for walls in walls_to_try(self):
+            ended = run_program(b"6 * 7", self, walls, None)
             if ended.began and ended.output.strip() == "42":
                 return walls
             problem = ended.output.strip()[-300:] or ended.stopped or str(ended.status)
@@ -199,35 +197,21 @@ def _refuse_weak_platform(allow_network: bool, allow_files: bool) -> None:
 # -- the process -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a program may use and see; described at `PythonTool`."""
-
-    cpu_seconds: int
-    wall_seconds: float
-    memory_mb: int
-    file_mb: int
-    disk_mb: int
-    packages: bool
-    allow_network: bool
-    allow_files: bool
-
-
-def walls_to_try(limits: Limits) -> list[Walls]:
+def walls_to_try(tool: PythonTool) -> list[Walls]:
     """Return the kinds of isolation to try for such a program on this machine, the strongest first."""
-    if limits.allow_files:
-        return ["none" if limits.allow_network else "this user"]
+    if tool.allow_files:
+        return ["none" if tool.allow_network else "this user"]
     return ["this user"] if shutil.which("bwrap") is None else ["bubblewrap", "this user"]
 
 
-def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ran:
+def run_program(source: bytes, tool: PythonTool, walls: Walls, seed: int | None) -> Ran:
     """Run a program in a process of its own, of which nothing is left afterwards. A signal is a negative status."""
-    with _folder(flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, begins):
+    with _folder(flat=not tool.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, begins):
         code.write(source)
         code.seek(0)
-        settings = _settings(limits, walls, seed, begins.fileno())
+        settings = _settings(tool, walls, seed, begins.fileno())
         process = subprocess.Popen(
-            _command(limits, walls, folder, settings),
+            _command(tool, walls, folder, settings),
             stdin=code,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -237,9 +221,9 @@ def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -
             start_new_session=True,
         )
         begins.close()
-        without = walls == "bubblewrap" or limits.allow_files  # the kernel sees to it, or it may write anywhere
-        look = None if without else _Disk(folder, process.pid, limits.disk_mb << 20).too_much
-        watch = Watch(process, limits.wall_seconds, look, (ready, _LONGEST_START))
+        without = walls == "bubblewrap" or tool.allow_files  # the kernel sees to it, or it may write anywhere
+        look = None if without else _Disk(folder, process.pid, tool.disk_mb << 20).too_much
+        watch = Watch(process, tool.wall_seconds, look, (ready, _LONGEST_START))
         try:
             watch.wait()
         finally:
@@ -301,39 +285,39 @@ def _size(file: os.stat_result) -> int:
     return max(512 * file.st_blocks, _SMALLEST_FILE)
 
 
-def _settings(limits: Limits, walls: Walls, seed: int | None, ready_fd: int) -> dict[str, Any]:
+def _settings(tool: PythonTool, walls: Walls, seed: int | None, ready_fd: int) -> dict[str, Any]:
     paths = sysconfig.get_paths()
-    packages = list(dict.fromkeys([paths["purelib"], paths["platlib"]])) if limits.packages else []
+    packages = list(dict.fromkeys([paths["purelib"], paths["platlib"]])) if tool.packages else []
     _, library = python_and_library()
     return {
         "root": _ROOT,
         "parent": os.getpid(),
         "guards_parent": walls != "bubblewrap",  # which sees to it itself, and numbers processes anew
         "ready_fd": ready_fd,
-        "cpu_seconds": limits.cpu_seconds,
-        "memory_bytes": limits.memory_mb << 20,
-        "file_bytes": limits.file_mb << 20,
+        "cpu_seconds": tool.cpu_seconds,
+        "memory_bytes": tool.memory_mb << 20,
+        "file_bytes": tool.file_mb << 20,
         "packages": packages,
         "readable": [*_SYSTEM, *(f"/dev/{name}" for name in _DEVICES), *library, *packages],
         # bubblewrap shows what starts Python; Landlock hides that too, where the kernel is new enough to have it
-        "landlock": "no" if limits.allow_files else "try" if walls == "bubblewrap" else "must",
+        "landlock": "no" if tool.allow_files else "try" if walls == "bubblewrap" else "must",
         "seccomp": walls != "none",
-        "allow_network": limits.allow_network,
-        "allow_files": limits.allow_files,
+        "allow_network": tool.allow_network,
+        "allow_files": tool.allow_files,
         "seed": seed,
     }
 
 
-def _command(limits: Limits, walls: Walls, folder: str, settings: dict[str, Any]) -> list[str]:
+def _command(tool: PythonTool, walls: Walls, folder: str, settings: dict[str, Any]) -> list[str]:
     boot = ["-s", "-S", "-P", "-B", "-c", _BOOT.format(root=_ROOT), json.dumps(settings)]
     if walls != "bubblewrap":
         return [sys.executable, *boot]
     python, _ = python_and_library()
-    shared = ["--share-net"] if limits.allow_network else []
+    shared = ["--share-net"] if tool.allow_network else []
     command = bubblewrap(None, "--die-with-parent", "--uid", str(NOBODY), "--gid", str(NOBODY), *shared)
     shown = [path for path in settings["readable"] if not path.startswith("/dev/")]
     command += showing([*shown, python, str(Path(_ROOT) / "uirl")], ("null", *_DEVICES))
-    command += ["--size", str(limits.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
+    command += ["--size", str(tool.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
     return [*command, "--", python, *boot]
 
 
