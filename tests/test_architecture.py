@@ -30,7 +30,7 @@ from tests.imports import (
 )  # fmt: skip
 from tests.patience import PATIENCE
 
-GROUND = {"types", "success", "errors", "images", "thoughts", "runtime", "http", "workers"}
+GROUND = {"types", "success", "errors", "images", "thoughts", "results", "runtime", "http", "workers"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"

@@ -16,11 +16,11 @@ from PIL import Image
 
 from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, collector, play_with, scripted, specs
-from uirl.environments.results import read_observation
 from uirl.errors import EnvironmentFailure
 from uirl.http.wire import whole
 from uirl.images import Screenshot
 from uirl.inference import ChatRenderer, LoadedModel, Message
+from uirl.results import read_observation
 from uirl.runtime.limits import InputError, LimitError
 from uirl.serving.protocol.fields import APIProblem
 from uirl.serving.protocol.messages import read_messages

@@ -13,8 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import describe, read_reset, read_score, read_step, read_text, with_notes
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.results import describe, read_reset, read_score, read_step, read_text, with_notes
 from uirl.runtime.limits import in_words, shown
 from uirl.runtime.time_limits import TimedOut, Worker, as_raised, contained, within
 from uirl.types import Action, Observation, StepResult, Task

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import read_observation
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use import ToolEnvironment
 from uirl.errors import ContractError
@@ -24,6 +23,7 @@ from uirl.inference.text_front import TextEngine
 from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
 from uirl.parsers.registry import format_of
+from uirl.results import read_observation
 from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
 from uirl.rollout.episode import (
     EngineAgent,

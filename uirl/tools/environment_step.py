@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.errors import ContractError, EnvironmentFailure
-from uirl.runtime.limits import read_score, shown
+from uirl.errors import ContractError
+from uirl.results import read_step
+from uirl.runtime.limits import shown
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
-from uirl.types import Action, Observation, ToolCall
+from uirl.types import Action, StepResult, ToolCall
 
 _ACTION = {"type": "string", "description": "What to do."}
 _ARGUMENTS = {"type": "object", "description": "Arguments of the action, by name."}
@@ -73,8 +74,8 @@ class EnvironmentStepTool(Tool):
         return type(self)(self.environment.spawn(), self.name, self.description, self.takes_action)
 
     def _clear(self) -> None:
-        self.last_step: Any = None
-        """What `step` returned last, as it was; None: nothing yet."""
+        self.last_step: StepResult | None = None
+        """The last one; None: nothing yet."""
         self.total_reward = 0.0
         self.steps = 0
         self.done = False
@@ -83,43 +84,10 @@ class EnvironmentStepTool(Tool):
         return self._take(await step)
 
     def _take(self, step: Any) -> str:
-        observation, reward, done = _read(step, f"{type(self.environment).__name__}.step")
-        self.last_step = step
-        self.total_reward += reward
+        read = self.last_step = read_step(step, f"{type(self.environment).__name__}.step")
+        self.total_reward += read.reward
         self.steps += 1
-        self.done = done
-        return observation
-
-
-def _read(step: Any, where: str) -> tuple[str, float, bool]:
-    """Return the observation as text, reward, and whether the episode is over."""
-    if isinstance(step, tuple) and len(step) in (4, 5):
-        observation, reward, done = step[0], step[1], bool(step[2]) or (len(step) == 5 and bool(step[3]))
-    elif not isinstance(step, tuple) and all(hasattr(step, name) for name in ("observation", "reward", "terminated")):
-        observation, reward = step.observation, step.reward
-        done = bool(step.terminated) or bool(getattr(step, "truncated", False))
-    else:
-        got = f"a tuple of {len(step)}" if isinstance(step, tuple) else f"{shown(step)} ({type(step).__name__})"
-        raise EnvironmentFailure(
-            f"{where} returned {got}; expected (observation, reward, done, info), (observation, reward, terminated, "
-            "truncated, info), or an object with observation, reward, terminated and truncated"
-        )
-    try:
-        return _as_text(observation, where), read_score(reward, where), done
-    except (TypeError, ValueError) as error:
-        raise EnvironmentFailure(f"{where} returned the reward {shown(reward)}; expected a finite number") from error
-
-
-def _as_text(observation: Any, where: str) -> str:
-    if isinstance(observation, str):
-        return observation
-    text, images = "", 1
-    if isinstance(observation, Observation):
-        text, images = observation.text, len(observation.images)
-    elif isinstance(observation, Mapping):
-        text = observation.get("text", "")
-        images = len(observation.get("images", ())) + ("image" in observation)
-    note = f"[{images} picture{'s' if images != 1 else ''}, not shown: a tool returns text]" if images else ""
-    if not isinstance(text, str):
-        raise EnvironmentFailure(f"{where} returned {shown(text)} as observation text; expected a str")
-    return "\n".join(part for part in (text, note) if part)
+        self.done = read.done
+        count = len(read.observation.images)
+        note = f"[{count} picture{'s' if count != 1 else ''}, not shown: a tool returns text]" if count else ""
+        return "\n".join(filter(None, (read.observation.text, note)))

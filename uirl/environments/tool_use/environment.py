@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError
 from uirl.parsers import ANSWER, ActionParser, create_parser
+from uirl.results import read_step
 from uirl.tools import EnvironmentStepTool, Tool, ToolRegistry
 from uirl.tools.registry import run_at_once
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
@@ -69,7 +69,8 @@ async def run(registry: ToolRegistry, call: ToolCall) -> tuple[ToolResult, StepR
     result = await registry.call(call)
     if not isinstance(tool, EnvironmentStepTool) or tool.steps == before:
         return result, None
-    step = read_step(tool.last_step, f"{type(tool.environment).__name__}.step")
+    step = tool.last_step
+    assert step is not None
     seen = step.observation
     if seen.images:
         result = replace(result, result=seen.text)

@@ -54,7 +54,7 @@ class ProblemEnvironment(ToolEnvironment, ConfigurableEnvironment):
 
     def mistake(self, call: ToolCall, rng: random.Random) -> dict[str, Any]:
         """Return the arguments of a call with a mistake: a number is one off, a text has one wrong character."""
-        return {name: misread(value, rng) for name, value in call.arguments.items()}
+        return {name: _misread(value, rng) for name, value in call.arguments.items()}
 
     def ask(self, rng: random.Random, task: Task | None) -> Observation:
         self._begin(rng)
@@ -98,7 +98,7 @@ class ProblemEnvironment(ToolEnvironment, ConfigurableEnvironment):
         self._found: list[str] = []
 
 
-def misread(value: Any, rng: random.Random) -> Any:
+def _misread(value: Any, rng: random.Random) -> Any:
     """Return a number that is one off, or a text with one character replaced by another of its kind."""
     if isinstance(value, int):
         return value + rng.choice((-1, 1))
