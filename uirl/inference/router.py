@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError, EngineFailure, EngineLost, PromptTooLong, SamplingRefused, UirlError
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters, Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import SAY_EVERY, wait_for
 

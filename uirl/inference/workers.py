@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from uirl.errors import ContractError, EngineFailure, EngineLost, StorageError
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters, Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.inference.router import Router
 from uirl.inference.servers import model_folder

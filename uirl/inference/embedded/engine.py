@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters, Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
 from uirl.inference.embedded.runner import ModelRunner, Sampled
 from uirl.inference.embedded.scheduler import Scheduler, SchedulerLimits, SequenceState
 from uirl.inference.models.attention import context_limit

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from uirl.errors import ContractError
 from uirl.images import Screenshot
-from uirl.inference.base import Weights
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters, Weights
 from uirl.inference.embedded.cache import SlotCache
 from uirl.inference.embedded.packed_weights import PackedWeights
 from uirl.inference.embedded.sampling import BatchSampling

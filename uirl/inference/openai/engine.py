@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.base import (
+    Counters,
     Generation,
     GenerationRequest,
     InferenceEngine,
@@ -32,7 +33,6 @@ from uirl.inference.base import (
     Weights,
     max_reply_tokens,
 )
-from uirl.inference.counters import Counters
 from uirl.inference.http import ModelServerClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from uirl.errors import ContractError, EngineFailure, PromptTooLong
 from uirl.images import data_url
 from uirl.inference.base import (
+    Counters,
     Generation,
     GenerationRequest,
     InferenceEngine,
@@ -37,7 +38,6 @@ from uirl.inference.base import (
     Weights,
     max_reply_tokens,
 )
-from uirl.inference.counters import Counters
 from uirl.inference.http import says_too_long
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.servers import pushed_weights, server_client

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters, Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.footprint import CACHE, WEIGHTS, Footprint, Held
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.servers import model_folder, pushed_weights, server_client
