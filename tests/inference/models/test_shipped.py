@@ -17,8 +17,8 @@ from scripts.grounding.training import Recipe, accuracy
 from uirl.config import ConfigStore
 from uirl.config.relations import BUILT_IN, GROUNDED
 from uirl.errors import CheckpointError, ConfigError
-from uirl.inference.models import shipped
 from uirl.inference.models.loading import BUILT_IN_MODELS, load_model
+from uirl.inference.models.unpacked import SHIPPED, card
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def test_the_names_of_the_config_are_those_that_can_be_built() -> None:
 
 
 def test_the_weights_are_small_and_a_part_of_the_wheel() -> None:
-    folder = shipped.SHIPPED[GROUNDED]
+    folder = SHIPPED[GROUNDED]
     assert (folder / "model.safetensors").stat().st_size < 10_000_000
     globs = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["uirl"]
     for file in folder.iterdir():
@@ -41,17 +41,17 @@ def test_the_weights_are_small_and_a_part_of_the_wheel() -> None:
 
 
 def test_the_card_says_how_to_make_them_and_the_recipe_is_that_of_the_code() -> None:
-    card = shipped.card(GROUNDED)
-    assert card["command"].startswith("python scripts/train_grounded.py")
-    assert card["seconds"] <= 3600
-    assert card["recipe"] == asdict(Recipe())
+    made = card(GROUNDED)
+    assert made["command"].startswith("python scripts/train_grounded.py")
+    assert made["seconds"] <= 3600
+    assert made["recipe"] == asdict(Recipe())
 
 
 def test_it_answers_about_as_many_held_out_questions_as_its_card_says() -> None:
     loaded = load_model(config_of().model)
     counts = accuracy(loaded, seed=1, batches=1, size=8).values()
     right, of = (sum(pair[i] for pair in counts) for i in (0, 1))
-    share = shipped.card(GROUNDED)["held_out"]["all"]["share"]
+    share = card(GROUNDED)["held_out"]["all"]["share"]
     assert right / of > share - 4 * (share * (1 - share) / of) ** 0.5
 
 
@@ -64,10 +64,9 @@ def test_it_is_the_same_whatever_the_seed_and_for_processes_that_need_no_weights
 
 def test_weights_of_another_card_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "damaged"
-    shutil.copytree(shipped.SHIPPED[GROUNDED], folder)
-    monkeypatch.setitem(shipped.SHIPPED, GROUNDED, folder)
-    card = json.loads((folder / "card.json").read_text())
-    (folder / "card.json").write_text(json.dumps(card | {"sha256": "0" * 64}))
+    shutil.copytree(SHIPPED[GROUNDED], folder)
+    monkeypatch.setitem(SHIPPED, GROUNDED, folder)
+    (folder / "card.json").write_text(json.dumps(card(GROUNDED) | {"sha256": "0" * 64}))
     with pytest.raises(CheckpointError, match=r"has the SHA-256 .* its card.json says 0000"):
         load_model(config_of().model)
     (folder / "card.json").unlink()

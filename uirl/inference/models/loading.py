@@ -4,6 +4,7 @@ engine and learner share, so that their log-probs agree by construction."""
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
@@ -20,16 +21,14 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure, UirlError
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
-from uirl.inference.models.checkpoint_files import quiet, token_ids_alone
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
 from uirl.inference.models.quantized import described_as_plain, keep_layout, quantization_options
-from uirl.inference.models.shipped import SHIPPED
 from uirl.inference.models.templates import TEMPLATES, template_of_processor
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
-from uirl.inference.models.unpacked import PACKAGED, folder_of
+from uirl.inference.models.unpacked import PACKAGED, SHIPPED, folder_of, quiet
 from uirl.inference.models.vision import VisionInputs
 from uirl.runtime.folders import MANIFEST
 from uirl.runtime.limits import in_words
@@ -399,7 +398,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             if weights and config.quantization is not None:
                 options |= quantization_options(hollow(path, **options), options["dtype"], device_of(config.device))
             model = front.from_pretrained(path, **options, **own) if weights else hollow(path, **options)
-            model.generation_config = token_ids_alone(path, hf_config)
+            model.generation_config = _token_ids_alone(path, hf_config)
             keep_layout(model)
     except (UirlError, MemoryError):
         raise
@@ -411,6 +410,29 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             f"Expected a HF id or a folder with config.json, model.safetensors and a tokenizer.{_way_out(Path(path))}"
         ) from error
     return model, tokenizer, processor
+
+
+def _token_ids_alone(path: str, hf_config: Any) -> Any:
+    """Return the generation config of a checkpoint, of the ids of tokens alone: a policy is sampled as the run says,
+    and HF refuses to write many of those that it reads (`do_sample=false` beside a temperature)."""
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+
+    try:
+        file = cached_file(path, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+        said = None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        said = None
+    if not isinstance(said, dict):
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        parts = (hf_config, hf_config.get_text_config())
+        said = {n: ids for c in parts for n in names if (ids := getattr(c, n, None)) is not None}
+    return GenerationConfig(**{name: ids for name, ids in said.items() if name.endswith("_token_id") and _are_ids(ids)})
+
+
+def _are_ids(value: Any) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return bool(ids) and all(type(token) is int and token >= 0 for token in ids)
 
 
 def _way_out(path: Path) -> str:

