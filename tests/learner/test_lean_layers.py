@@ -16,7 +16,7 @@ from tests.inference.models.picture_families import FAMILIES as PICTURE_FAMILIES
 from tests.inference.models.picture_families import saved
 from tests.inference.windowed import FAMILIES, windowed_model
 from uirl.inference.models.loading import LoadedModel
-from uirl.inference.models.probing import plain_ids
+from uirl.inference.models.proving import plain_words
 from uirl.learner.lean_layers import keep_less
 
 GATES_ALONE = {"gemma2", "gemma3_text", "gemma4_text", "vaultgemma"}
@@ -24,7 +24,7 @@ GATES_ALONE = {"gemma2", "gemma3_text", "gemma4_text", "vaultgemma"}
 
 
 def states(loaded: LoadedModel) -> Tensor:
-    ids = torch.tensor([plain_ids(loaded)[:10], plain_ids(loaded)[10:20]])
+    ids = torch.tensor(plain_words(loaded, 20)).reshape(2, 10)
     return loaded.model(input_ids=ids, use_cache=False).logits.float()  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +21,7 @@ from uirl.inference.embedded.sampling import BatchSampling
 from uirl.inference.embedded.scheduler import Admission, SequenceState
 from uirl.inference.models.attention import OTHER_ENGINES, SIZE_KEYS, AttentionSpans, Masks
 from uirl.inference.models.loading import LoadedModel, hidden_states, project
-from uirl.inference.models.picture_proof import SIZES, probe
-from uirl.inference.models.probing import evaluating, plain_ids
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Largest relative difference of hidden states, as a mean over tokens, that rounding explains. Over the 30 families of
-transformers 5.10 that have windows or chunks, with random weights, a mask without them made 0.2 to 0.98."""
+from uirl.inference.models.proving import RAISED, SIZES, difference, evaluating, plain_words, probe, tolerance
 
 _TOKENS, _WINDOW = 12, 3
 
@@ -48,13 +42,13 @@ def prove_attention(loaded: LoadedModel) -> None:
     Compares a few tokens through masks and cache with the model's own forward of all of them, with the windows of the
     config made small for the moment: real ones are longer than what can be tried at every start.
     """
-    ids = list(itertools.islice(itertools.cycle(plain_ids(loaded)), _TOKENS))
+    ids, allowed = plain_words(loaded, _TOKENS), tolerance(loaded.dtype)
     gap = _gap_of(loaded, loaded.attention_spans(), ids, (), (5, 9, *range(10, _TOKENS + 1)))
-    if not gap <= TOLERANCE.get(loaded.dtype, 1e-3):
+    if not gap <= allowed:
         raise ContractError(
             f"{loaded.name}: hidden states through the masks and the cache of the embedded engine differ from the "
-            f"model's own by {gap:.2g} of their size, expected at most {TOLERANCE.get(loaded.dtype, 1e-3):g}: it "
-            "attends, or counts positions, in a way this engine does not know. " + OTHER_ENGINES
+            f"model's own by {gap:.2g} of their size, expected at most {allowed:g}: it attends, or counts positions, "
+            "in a way this engine does not know. " + OTHER_ENGINES
         )
 
 
@@ -65,21 +59,19 @@ def proven_with_pictures(loaded: LoadedModel, spans: AttentionSpans) -> Attentio
     what the model does."""
     vision = loaded.vision
     assert vision is not None
-    picture = probe(SIZES[0])
-    text = list(itertools.islice(itertools.cycle(plain_ids(loaded)), 6))
+    picture, text, allowed = probe(SIZES[0]), plain_words(loaded, 6), tolerance(loaded.dtype)
     (image,) = vision.encode([picture])
     ids = [*text[:2], *image.expansion.ids.tolist(), *text[2:]]
     ends = (len(ids) - 3, len(ids) - 1, len(ids))
     tried = [replace(spans, both_ways=both_ways) for both_ways in ((False,) if vision.types is None else (False, True))]
     gaps = [_gap_of(loaded, each, ids, (picture,), ends) for each in tried]
     # the least: in 16 bits the wrong direction of a picture may be less than rounding is allowed
-    if min(gaps) <= TOLERANCE.get(loaded.dtype, 1e-3):
+    if min(gaps) <= allowed:
         return tried[gaps.index(min(gaps))]
     raise ContractError(
         f"{loaded.name}: hidden states of a prompt with a picture, through the masks and the cache of the embedded "
-        f"engine, differ from the model's own by {min(gaps):.2g} of their size, expected at most "
-        f"{TOLERANCE.get(loaded.dtype, 1e-3):g}: pictures enter its layers in a way this engine does not know. "
-        + OTHER_ENGINES
+        f"engine, differ from the model's own by {min(gaps):.2g} of their size, expected at most {allowed:g}: pictures "
+        "enter its layers in a way this engine does not know. " + OTHER_ENGINES
     )
 
 
@@ -97,12 +89,12 @@ def _gap_of(
         theirs = hidden_states(loaded, tokens, positions, images)
         try:
             ours = _through_the_cache(loaded, here, tokens, positions, images, ends)
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        except RAISED as error:
             raise ContractError(
                 f"{loaded.name} does not run with the cache and the masks of the embedded engine: "
                 f"{type(error).__name__}: {error}. {OTHER_ENGINES}"
             ) from error
-    return ((ours - theirs).float().norm(dim=-1) / theirs.float().norm(dim=-1).clamp(min=1e-30)).mean().item()
+    return difference(ours, theirs)
 
 
 def _through_the_cache(

@@ -22,9 +22,9 @@ from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailu
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.features import PictureFeatures
-from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
+from uirl.inference.models.proving import prove_pictures
 from uirl.inference.models.quantized import described_as_plain, keep_layout, quantization_options
 from uirl.inference.models.templates import TEMPLATES, template_of_processor
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny

@@ -10,7 +10,6 @@ Paper: Prefix Grouper (2506.05433).
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
-from uirl.inference.models.picture_proof import SIZES, TOLERANCE, probe
-from uirl.inference.models.probing import evaluating, plain_ids
+from uirl.inference.models.proving import RAISED, SIZES, difference, evaluating, plain_words, probe, tolerance
 from uirl.runtime.memory import is_out_of_memory
 
 PADDING_SHARE = 0.1
@@ -244,11 +242,11 @@ def _reason_against(loaded: LoadedModel) -> str | None:
         return "its layers scale queries by the place in the row (attn_temperature_tuning)"
     try:
         gap, wrong = _gaps(loaded)
-    except (ContractError, AlignmentError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except (ContractError, AlignmentError, *RAISED) as error:
         if is_out_of_memory(error):
             raise
         return f"{type(error).__name__}: {str(error).partition(';')[0]}"
-    if not gap <= min(TOLERANCE.get(loaded.dtype, 1e-3), SMALL * wrong):
+    if not gap <= min(tolerance(loaded.dtype), SMALL * wrong):
         return (
             f"hidden states would differ by {gap:.2g} of their size, where tokens that see all before them make "
             f"{wrong:.2g}: its tokens see each other in another way"
@@ -260,7 +258,7 @@ def _reason_against(loaded: LoadedModel) -> str | None:
 def _gaps(loaded: LoadedModel) -> tuple[float, float]:
     """Return the difference of the hidden states of a packed row from those of its sequences, in parts of their size,
     and that of the same row where every token sees all before it."""
-    words = list(itertools.islice(itertools.cycle(plain_ids(loaded)), 12))
+    words = plain_words(loaded, 12)
     prompt, first, second, third = words[:4], words[4:8], words[6:9], words[9:10]
     pictures: list[list[Screenshot]] = [[], [], []]
     if loaded.vision is not None:
@@ -290,6 +288,5 @@ def _gaps(loaded: LoadedModel) -> tuple[float, float]:
         all_before = torch.ones(len(theirs), len(theirs), dtype=torch.bool, device=loaded.device).tril()[None, None]
         wrong: Any = all_before if isinstance(masks, Tensor) else dict.fromkeys(masks, all_before)
         made = [hidden_states(loaded, *row, attention_mask=mask)[0] for mask in (masks, wrong)]
-    size = theirs.float().norm(dim=-1).clamp(min=1e-30)
-    ours, others = (float(((states - theirs).float().norm(dim=-1) / size).mean()) for states in made)
-    return ours, others
+    ours, others = made
+    return difference(ours, theirs), difference(others, theirs)
