@@ -71,10 +71,10 @@ def one(asked: argparse.Namespace, before: bool) -> dict[str, float]:
 
         vision._process = processed  # type: ignore[method-assign]
         size = (256 * 2**20 if before else KEPT_BYTES) // scale**2
-        vision.cache.keep_at_most(size)
+        vision.cache.kept.keep_at_most(size)
         if before:
-            vision._cache = PictureCache(processed, pack=lambda image: image, bare=lambda image: image, max_bytes=size)
-            vision._cache.describe = vision._cache.encode  # type: ignore[method-assign]
+            vision.cache = PictureCache(processed, pack=lambda image: image, bare=lambda image: image, max_bytes=size)
+            vision.cache.describe = vision.cache.encode  # type: ignore[method-assign]
             loaded.features.kept, loaded.features._apart = False, False
         pixels = type(loaded).pixel_inputs
 

@@ -64,7 +64,7 @@ def main() -> None:
 
             def updated(*args: Any, **options: Any) -> Any:
                 figures = update(*args, **options)
-                encoded = vision.cache.bytes / 1e6
+                encoded = vision.cache.kept.held / 1e6
                 rows.append((*resident(), len(parts.images), encoded, parts.engine.cache_bytes / 1e6))
                 return figures
 

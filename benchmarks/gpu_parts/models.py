@@ -68,7 +68,7 @@ def loaded_of(config: ConfigStore, setting: Setting) -> LoadedModel:
     loaded = wrap_model(made.eval(), shapes.tokenizer, front, name=shapes.name)
     if loaded.vision is not None:
         kept = int(config.model.picture_cache_gib * 2**30)
-        loaded.vision.cache.keep_at_most(kept)
+        loaded.vision.cache.kept.keep_at_most(kept)
         loaded.features = PictureFeatures(kept)
     return loaded
 

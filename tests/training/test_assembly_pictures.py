@@ -42,17 +42,17 @@ async def test_what_became_of_pictures_goes_one_update_after_them(monkeypatch: p
     parts = assemble(settings(model={"device": "cpu", "model_name": "uirl/tiny-vlm", "picture_cache_gib": 0.5}))
     vision = parts.learner.policy.loaded.vision
     assert vision is not None
-    assert vision.cache.max_bytes == 2**29
+    assert vision.cache.kept.max_bytes == 2**29
     old, new = picture(1), picture(2)
     now = 2000.0
-    vision.cache.forget_before(now)
+    vision.cache.kept.forget_before(now)
     vision.encode([parts.images.put(old)])
     now = 3000.0
     vision.encode([parts.images.put(new)])
     parts.forget_pictures(2500.0)
-    assert (len(parts.images), len(vision.cache)) == (1, 2)
+    assert (len(parts.images), len(vision.cache.kept)) == (1, 2)
     parts.forget_pictures(2500.0)
-    assert (len(parts.images), len(vision.cache)) == (1, 1)
+    assert (len(parts.images), len(vision.cache.kept)) == (1, 1)
     await parts.close()
 
 

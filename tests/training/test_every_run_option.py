@@ -260,7 +260,7 @@ def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
         "window": collector.options.window,
         # without the key it is what is free on the machine, which changes while the tests run
         "engine": engine.limits if parts.config.inference.kv_cache_gib else replace(engine.limits, max_cached_tokens=0),
-        "pictures": vision and vision.cache.max_bytes,
+        "pictures": vision and vision.cache.kept.max_bytes,
         "threads": torch.get_num_threads(),
         "recomputes": model.is_gradient_checkpointing,
         "trained": sum(p.numel() for _, p in trainer.learner.policy.named_trainable()),

@@ -14,14 +14,19 @@ T = TypeVar("T")
 class BoundedCache(Generic[T]):
     """Values by key, the most recently used within `max_bytes`. Threads may share it.
 
-    A value of more than an eighth of `max_bytes` is not kept: it would push out many that come again.
+    A value of more than an eighth of `max_bytes` is not kept: it would push out many that come again. With
+    `keeps_newest` it is, and the newest always, whatever it takes.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self.held = max_bytes, 0
+    def __init__(self, max_bytes: int, *, keeps_newest: bool = False) -> None:
+        self.max_bytes, self.held = max_bytes, 0
+        self._keeps_newest = keeps_newest
         self._entries: OrderedDict[Hashable, tuple[T, int, float]] = OrderedDict()
         """With its bytes and the time at which it was last used, the oldest first."""
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return the value of `key`, from `make` where it is not kept. `size`: bytes of key and value."""
@@ -44,9 +49,15 @@ class BoundedCache(Generic[T]):
 
     def put(self, key: Hashable, value: T, size: int) -> None:
         """Keep the value of `key`, which takes `size` bytes, if that is not too much."""
-        if size * 8 <= self._max_bytes:
+        if self._keeps_newest or size * 8 <= self.max_bytes:
             with self._lock:
                 self._put(key, value, size)
+
+    def keep_at_most(self, max_bytes: int) -> None:
+        """Keep so many bytes from now on."""
+        with self._lock:
+            self.max_bytes = max_bytes
+            self._shrink()
 
     def forget_before(self, moment: float) -> None:
         """Drop what was not used since `moment`, in seconds since 1970."""
@@ -58,7 +69,10 @@ class BoundedCache(Generic[T]):
         old = self._entries.pop(key, None)
         self.held += count - (old[1] if old is not None else 0)
         self._entries[key] = (value, count, time.time())
-        while self.held > self._max_bytes:
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.held > self.max_bytes and len(self._entries) > 1:
             self._drop()
 
     def _drop(self) -> None:

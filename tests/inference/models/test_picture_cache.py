@@ -20,6 +20,7 @@ from uirl.inference.models.packing import PackedPixels
 from uirl.inference.models.picture_cache import PictureCache
 from uirl.inference.models.processors import PictureProcessor
 from uirl.inference.models.vision import VisionInputs
+from uirl.runtime import bounded_cache
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def test_what_a_picture_takes_is_known_after_its_pixels_were_dropped() -> None:
     many = shots(10)
     for shot in many:
         cache.encode([shot])
-    assert (len(cache), processor.count) == (3, 10)
+    assert (len(cache.kept), processor.count) == (3, 10)
     assert [box.bare for box in cache.describe(many)] == [True] * 10
     assert processor.count == 10
     assert not cache.encode(many[:1])[0].bare
@@ -72,13 +73,13 @@ def test_what_nobody_asked_for_since_a_moment_goes_and_is_encoded_again_when_nee
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(picture_cache.time, "time", lambda: now)
+    monkeypatch.setattr(bounded_cache.time, "time", lambda: now)
     processor = Processor()
     cache, (first, second, third) = cache_of(processor), shots(3)
     for now, shot in enumerate((first, second, third, first)):  # noqa: B007
         cache.encode([shot])
-    cache.forget_before(2.5)
-    assert (len(cache), cache.bytes) == (1, 10)
+    cache.kept.forget_before(2.5)
+    assert (len(cache.kept), cache.kept.held) == (1, 10)
     cache.encode([first])
     assert processor.count == 3
     cache.encode([second])
@@ -147,6 +148,6 @@ def test_a_large_picture_is_kept_in_an_eighth_of_its_size_to_the_last_bit(vlm: L
     assert torch.equal(encoded.pixels, theirs)
     assert torch.equal(vision.forward_inputs([shot], "cpu", torch.float32)["pixel_values"], theirs)
     assert isinstance(vision.encode([picture(1)])[0].stored, torch.Tensor), "small ones cost more to unpack"
-    vision.cache.keep_at_most(1)
+    vision.cache.kept.keep_at_most(1)
     vision.encode([picture(2)])
     assert vision.describe([shot])[0].grid == encoded.grid

@@ -55,7 +55,7 @@ def test_the_image_cache_is_bounded(vlm) -> None:
     one = VisionInputs(vlm.config, vlm.vision.front).encode([picture(1)])[0].bytes
     vision = VisionInputs(vlm.config, vlm.vision.front, cache_bytes=3 * one)
     vision.encode([picture(i) for i in range(10)])
-    assert len(vision._cache) == 3
+    assert len(vision.cache.kept) == 3
 
 
 def test_an_unknown_family_is_named(vlm) -> None:

@@ -141,4 +141,4 @@ async def test_an_actor_keeps_few_of_the_pixels_that_only_a_model_needs(monkeypa
         await actor.play(replace(SPEC, environment_seed=seed), Order())
     vision = actor.chat._loaded.vision
     assert vision is not None
-    assert len(vision._cache) == 1, "the newest alone"
+    assert len(vision.cache.kept) == 1, "the newest alone"

@@ -146,7 +146,7 @@ class ChatRenderer:
     async def prepare(self, images: Sequence[Screenshot]) -> None:
         """Have large pictures encoded aside, so that rendering them stops no other episode."""
         if images and self._loaded.vision is not None:
-            await self._loaded.vision.prepare(images)
+            await self._loaded.vision.cache.prepare(images)
 
     def check_sampled(self, ids: Sequence[int]) -> None:
         """Check the ids of a reply; see `LoadedModel.check_sampled`."""

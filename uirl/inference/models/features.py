@@ -64,14 +64,13 @@ class PictureFeatures:
     def __init__(self, max_bytes: int = KEPT_BYTES) -> None:
         """`max_bytes`: of features that are kept, in main memory."""
         self.kept = False
-        self._max_bytes = max_bytes
         self._cache: BoundedCache[_Features] = BoundedCache(max_bytes)
         self._apart: bool | None = None
         """Whether the answer of the model holds each picture by itself; None: it was not asked about two yet."""
 
     def clear(self) -> None:
         """Forget everything: the vision weights may be others now."""
-        self._cache = BoundedCache(self._max_bytes)
+        self._cache = BoundedCache(self._cache.max_bytes)
 
     def forget_before(self, moment: float) -> None:
         """Drop what nobody asked for since `moment`, in seconds since 1970."""

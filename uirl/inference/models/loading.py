@@ -124,7 +124,7 @@ class LoadedModel:
     def forget_pictures(self, moment: float) -> None:
         """Drop what became of pictures that nobody asked for since `moment`, in seconds since 1970."""
         if self.vision is not None:
-            self.vision.cache.forget_before(moment)
+            self.vision.cache.kept.forget_before(moment)
             self.features.forget_before(moment)
 
     def check_sampled(self, ids: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     loaded = wrap_model(model.eval(), tokenizer, processor, name=config.source)
     if loaded.vision is not None:
         kept = int(config.picture_cache_gib * 2**30)
-        loaded.vision.cache.keep_at_most(kept)
+        loaded.vision.cache.kept.keep_at_most(kept)
         loaded.features = PictureFeatures(kept)
     if config.max_image_pixels is not None:
         _limit_pictures(loaded, config.max_image_pixels)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
@@ -53,37 +51,11 @@ class PictureCache(Generic[T]):
         max_bytes: int = KEPT_BYTES,
     ) -> None:
         self._process, self._pack, self._bare = process, pack, bare
-        self._max_bytes, self._held = max_bytes, 0
-        self._kept: OrderedDict[str, tuple[T, float]] = OrderedDict()
-        """With the time at which it was last asked for, the oldest first."""
+        self.kept: BoundedCache[T] = BoundedCache(max_bytes, keeps_newest=True)
+        """Pictures with their pixels."""
         self._known: BoundedCache[T] = BoundedCache(KNOWN_BYTES)
         self._under_way: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep_at_most(self, max_bytes: int) -> None:
-        """Keep so many bytes of pixels, and always the newest."""
-        with self._lock:
-            self._max_bytes = max_bytes
-            self._shrink()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the pixels that are kept."""
-        return self._held
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of pixels that may be kept."""
-        return self._max_bytes
-
-    def forget_before(self, moment: float) -> None:
-        """Drop the pixels that nobody asked for since `moment`, in seconds since 1970."""
-        with self._lock:
-            while self._kept and next(iter(self._kept.values()))[1] < moment:
-                self._drop()
 
     def encode(self, images: Sequence[Screenshot]) -> list[T]:
         """Return the encoded pictures, in order; those that are not kept go through the processor together."""
@@ -92,10 +64,9 @@ class PictureCache(Generic[T]):
         others: dict[str, threading.Event] = {}
         with self._lock:
             for image in images:
-                if image.hash in self._kept:
-                    found[image.hash], _ = self._kept[image.hash]
-                    self._kept[image.hash] = (found[image.hash], time.time())
-                    self._kept.move_to_end(image.hash)
+                kept = self.kept.find(image.hash)
+                if kept is not None:
+                    found[image.hash] = kept
                 elif image.hash in self._under_way:
                     others[image.hash] = self._under_way[image.hash]
                 else:
@@ -104,7 +75,9 @@ class PictureCache(Generic[T]):
         try:
             if mine:
                 for hash, fresh in zip(mine, self._process(list(mine.values())), strict=True):
-                    found[hash] = self._keep(hash, fresh)
+                    found[hash] = packed = self._pack(fresh)
+                    self._known.put(hash, self._bare(fresh), 256)
+                    self.kept.put(hash, packed, packed.bytes)
         finally:
             with self._lock:
                 for hash in mine:
@@ -132,20 +105,3 @@ class PictureCache(Generic[T]):
                 await asyncio.get_running_loop().run_in_executor(_THREADS, self.encode, large)
         except (ValueError, ArithmeticError):
             return
-
-    def _keep(self, hash: str, image: T) -> T:
-        kept = self._pack(image)
-        self._known.put(hash, self._bare(image), 256)
-        with self._lock:
-            self._kept[hash] = (kept, time.time())
-            self._held += kept.bytes
-            self._shrink()
-        return kept
-
-    def _shrink(self) -> None:
-        while self._held > self._max_bytes and len(self._kept) > 1:
-            self._drop()
-
-    def _drop(self) -> None:
-        _, (old, _) = self._kept.popitem(last=False)
-        self._held -= old.bytes

@@ -251,29 +251,17 @@ class VisionInputs:
         self._patches = GridPatches.of(self.processor) if self.has_grid else None
         self._runs: dict[int, Expansion] = {}
         self._counts: BoundedCache[int] = BoundedCache(2**20)
-        self._cache: PictureCache[EncodedImage] = PictureCache(
-            lambda images: self._process(images),
-            pack=self._pack,
-            bare=lambda image: image.bare(),
-            max_bytes=cache_bytes,
+        self.cache: PictureCache[EncodedImage] = PictureCache(
+            lambda images: self._process(images), pack=self._pack, bare=EncodedImage.bare, max_bytes=cache_bytes
         )
-
-    @property
-    def cache(self) -> PictureCache[EncodedImage]:
-        """The encoded images."""
-        return self._cache
-
-    async def prepare(self, images: Sequence[Screenshot]) -> None:
-        """Encode large pictures aside, so that what follows finds them encoded."""
-        await self._cache.prepare(images)
 
     def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
         """Return the encoded images, in order; those not yet cached go through the processor together."""
-        return self._cache.encode(images)
+        return self.cache.encode(images)
 
     def describe(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
         """Return the same without their pixels, which may have been dropped since."""
-        return self._cache.describe(images)
+        return self.cache.describe(images)
 
     def tokens_of(self, size: tuple[int, int]) -> int:
         """Return how many tokens a picture of `size` (width, height) takes, without a picture: what stands for one

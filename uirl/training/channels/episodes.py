@@ -129,7 +129,7 @@ class ActorHost:
         }
         loaded = load_model(config.model, seed=config.training.seed, weights=False)
         if loaded.vision is not None:
-            loaded.vision.cache.keep_at_most(PIXELS)
+            loaded.vision.cache.kept.keep_at_most(PIXELS)
         self.chat = chat_for(loaded, environments["train"])
         self._verifier = verifier_of(config.verification, config.logging, config.logging.run_name or settings.label)
         options = options_of(config.turn_limit, config.rollout, config.inference, reward_fn or self._verifier)
