@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.inference.pictures import picture
-from uirl.errors import AlignmentError, ContractError
+from uirl.errors import AlignmentError
 from uirl.inference.models.vision import VisionInputs
 
 
@@ -28,45 +28,6 @@ def test_positions_equal_the_models_own(architecture: str) -> None:
     assert following == len(ids) + int(delta)
 
 
-def test_a_wrong_number_of_placeholders_is_an_error(vlm) -> None:
-    token = vlm.vision.image_token_id
-    with pytest.raises(AlignmentError, match="got 3 in the sequence, expected 4"):
-        vlm.positions([10, token, token, token], (picture(1),))
-    with pytest.raises(AlignmentError, match="interrupted"):
-        vlm.positions([10, token, token, 11, token, token], (picture(1),))
-    with pytest.raises(AlignmentError, match="expected 0"):
-        vlm.positions([10, token], ())
-
-
-def test_the_same_picture_is_processed_once(vlm, monkeypatch: pytest.MonkeyPatch) -> None:
-    vision = VisionInputs(vlm.config, vlm.vision.front)
-    calls: list[int] = []
-    monkeypatch.setattr(
-        vision, "_process", lambda shots: calls.append(len(shots)) or VisionInputs._process(vision, shots)
-    )
-    first = vision.encode([picture(1), picture(2), picture(1)])
-    second = vision.encode([picture(2)])
-    assert calls == [2]
-    assert first[1] is second[0]
-    assert first[0] is first[2]
-
-
-def test_the_image_cache_is_bounded(vlm) -> None:
-    one = VisionInputs(vlm.config, vlm.vision.front).encode([picture(1)])[0].bytes
-    vision = VisionInputs(vlm.config, vlm.vision.front, cache_bytes=3 * one)
-    vision.encode([picture(i) for i in range(10)])
-    assert len(vision.cache.kept) == 3
-
-
-def test_an_unknown_family_is_named(vlm) -> None:
-    class Config:
-        model_type = "telepathy"
-        vision_config = None
-
-    with pytest.raises(ContractError, match="telepathy"):
-        VisionInputs(Config(), None)
-
-
 @pytest.mark.parametrize("size", [(56, 56), (28, 56), (56, 28), (40, 33), (200, 120), (12, 12)])
 def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) -> None:
     shot = picture(3, size) if min(size) > 12 else picture(3, (16, 16))
@@ -77,12 +38,22 @@ def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) 
     assert list(ours.grid) == theirs["image_grid_thw"][0].tolist()
 
 
-@pytest.mark.parametrize("ids", [[5, 5, 5, 9], [9, 5, 5, 5, 5, 9, 5], [9, 9], [5, 5, 9, 5, 5]])
-def test_placeholders_that_do_not_match_are_named(vlm, ids: list[int]) -> None:
-    assert vlm.vision.image_token_id == 5
-    assert vlm.vision.encode([picture(1)])[0].tokens == 4
-    with pytest.raises(AlignmentError, match="placeholder"):
-        vlm.vision.one_placeholder_each(ids, [picture(1)])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([5, 5, 5, 9], "got 3 in the sequence, expected 4"),
+        ([9, 5, 5, 5, 5, 9, 5], "got 5"),
+        ([9, 9], "got 0"),
+        ([5, 5, 9, 5, 5], "interrupted by text"),
+    ],
+)
+def test_placeholders_that_do_not_match_are_named(vlm, ids: list[int], message: str) -> None:
+    assert (vlm.vision.image_token_id, vlm.vision.encode([picture(1)])[0].tokens) == (5, 4)
+    for ask in (vlm.vision.one_placeholder_each, vlm.positions):
+        with pytest.raises(AlignmentError, match=message):
+            ask(ids, [picture(1)])
+    with pytest.raises(AlignmentError, match="expected 0"):
+        vlm.positions([10, 5], ())
 
 
 def test_a_processor_without_settings_of_its_own_has_no_file_of_its_own(vlm, tmp_path) -> None:

@@ -165,29 +165,28 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def placeholder_id(model_config: Any) -> int | None:
-    """Return the token that the model replaces by features of pictures; None: its config names none."""
+def placeholder_id(model_config: Any) -> int:
+    """Return the token that the model replaces by features of pictures. Raises ContractError where its config names
+    none: its pictures do not stand as placeholders in its sequence."""
     for key in ("image_token_id", "image_token_index"):
         token = getattr(model_config, key, None)
         if token is not None:
             return int(token)
-    return None
+    raise ContractError(
+        f"model type {model_config.model_type!r} takes images in a way that is not known here: its config names no "
+        "placeholder token; expected image_token_id or image_token_index. Use a model whose pictures stand as "
+        "placeholders in its sequence, see docs/models.md"
+    )
 
 
 def check_family(model_config: Any) -> None:
-    """Raise ContractError for a vision-language model whose pictures do not stand as placeholders in its sequence, or
-    for which transformers has no processor: what its config alone can tell."""
-    kind = model_config.model_type
-    if placeholder_id(model_config) is None:
-        raise ContractError(
-            f"model type {kind!r} takes images in a way that is not known here: its config names no placeholder token; "
-            "expected image_token_id or image_token_index. Use a model whose pictures stand as placeholders in its "
-            "sequence, see docs/models.md"
-        )
+    """Raise ContractError for a vision-language model whose pictures do not stand as placeholders in one sequence: what
+    its config alone can tell."""
+    placeholder_id(model_config)
     if getattr(model_config, "is_encoder_decoder", False):
         raise ContractError(
-            f"model type {kind!r} has an encoder and a decoder; expected a model that reads prompt and reply as one "
-            "sequence, see docs/models.md"
+            f"model type {model_config.model_type!r} has an encoder and a decoder; expected a model that reads prompt "
+            "and reply as one sequence, see docs/models.md"
         )
 
 

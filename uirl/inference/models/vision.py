@@ -21,7 +21,7 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.packing import PackedPixels, pack_pixels
 from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
-from uirl.inference.models.processors import Expansion, PictureProcessor, check_family, joined, placeholder_id
+from uirl.inference.models.processors import Expansion, PictureProcessor, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import Box, PictureTransform
 
@@ -229,13 +229,10 @@ class VisionInputs:
         backbone: Any | None = None,
         cache_bytes: int = KEPT_BYTES,
     ) -> None:
-        check_family(model_config)
         self.front = processor
         self.processor = processor.images
         """The HF image processor."""
-        token = placeholder_id(model_config)
-        assert token is not None
-        self.image_token_id = token
+        self.image_token_id = token = placeholder_id(model_config)
         self.has_grid = "image_grid_thw" in self.processor.model_input_names
         vision = model_config.vision_config
         self.merge = int(getattr(self.processor, "merge_size", 0) or getattr(vision, "spatial_merge_size", 1))
