@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from uirl.images import Screenshot
 from uirl.types import ToolCall
+
+CALL_BEGIN, CALL_END = "<tool_call>\n", "\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,10 @@ class Message:
 def _call_as_hf(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
+
+
+def write_call(name: str, arguments: Any) -> str:
+    """Return a call as a block of text, as Qwen and Hermes write it. `arguments`: a mapping, or their JSON."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text.strip() or "{}"}}}'
+    return f"{CALL_BEGIN}{call}{CALL_END}"

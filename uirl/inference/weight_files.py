@@ -127,15 +127,8 @@ class WeightFiles:
 
     def _write(self, weights: Weights) -> Path:
         folder = self._next()
-        shard: dict[str, Tensor] = {}
-        held = number = 0
-        for name, tensor in weights:
-            if shard and held + tensor.nbytes > SHARD_BYTES:
-                self._save(shard, folder / f"model-{number:05d}.safetensors")
-                shard, held, number = {}, 0, number + 1
-            shard[name] = tensor
-            held += tensor.nbytes
-        self._save(shard, folder / f"model-{number:05d}.safetensors")
+        for number, shard in enumerate(shards_of(weights)):
+            self._save(shard, folder / f"model-{number:05d}.safetensors")
         return folder
 
     def _next(self) -> Path:
@@ -155,6 +148,19 @@ class WeightFiles:
                 f"cannot write {needed / 1e9:.2f} GB of weights to {path}: {error}; give inference.weights_dir a "
                 "folder with more room"
             ) from error
+
+
+def shards_of(weights: Weights) -> Iterator[dict[str, Tensor]]:
+    """Yield weights by name, so many at a time that they take at most `SHARD_BYTES`, or one; at least one shard."""
+    shard: dict[str, Tensor] = {}
+    held = 0
+    for name, tensor in weights:
+        if shard and held + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, held = {}, 0
+        shard[name] = tensor
+        held += tensor.nbytes
+    yield shard
 
 
 def checked(weights: Weights, loaded: LoadedModel) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from uirl.inference.base import Counters, Generation, GenerationRequest, Inferen
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.inference.router import Router
 from uirl.inference.servers import model_folder
-from uirl.inference.weight_files import SHARD_BYTES, KeptWeights, Snapshot, WeightFiles, WeightStore, plain_parameters
+from uirl.inference.weight_files import KeptWeights, Snapshot, WeightFiles, WeightStore, plain_parameters, shards_of
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import wait_for
@@ -41,8 +41,12 @@ class EngineWorker(Worker):
     """An engine on a thread of its own, so that a long forward pass silences no heartbeat. `engine`: one that exists
     already, for tests."""
 
+    _engine: InferenceEngine
+    """Made by `start`, before which a `Supervisor` lets nobody ask."""
+
     def __init__(self, engine: InferenceEngine | None = None) -> None:
-        self._engine = engine
+        if engine is not None:
+            self._engine = engine
         self._loop = EventLoopThread("uirl-engine")
 
     @property
@@ -65,10 +69,9 @@ class EngineWorker(Worker):
 
     async def generate(self, request: GenerationRequest) -> tuple[Generation, dict[str, float]]:
         """Return the reply, and the engine's counters since the last one."""
-        engine = self._made()
 
         async def reply() -> tuple[Generation, dict[str, float]]:
-            return await engine.generate(request), engine.stats()
+            return await self._engine.generate(request), self._engine.stats()
 
         return await self._loop.hand_over(reply())
 
@@ -82,22 +85,14 @@ class EngineWorker(Worker):
 
     async def release(self, session_id: str) -> None:
         """Forget what was kept for an episode."""
-        engine = self._engine
-        if engine is None:
-            return
 
         async def forget() -> None:
-            engine.release(session_id)
+            self._engine.release(session_id)
 
         await self._loop.hand_over(forget())
 
     async def _take(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> None:
-        await self._loop.hand_over(self._made().update_weights(weights, version, adapter=adapter))
-
-    def _made(self) -> InferenceEngine:
-        if self._engine is None:
-            raise EngineFailure("the engine was asked before it was started")
-        return self._engine
+        await self._loop.hand_over(self._engine.update_weights(weights, version, adapter=adapter))
 
 
 class RemoteEngine(InferenceEngine):
@@ -119,7 +114,6 @@ class RemoteEngine(InferenceEngine):
         silence: float = 60.0,
         transport: Transport | None = None,
     ) -> None:
-        self.policy_version = 0
         self._config, self._threads = config, threads
         self._files, self._counters = files, Counters()
         self._transport = transport or Children()
@@ -327,27 +321,20 @@ class RayStore:
         """Put weights into the store, in shards. Raises StorageError where it has no room."""
         ray = import_ray()
         references: list[Any] = []
-        shard: Shard = {}
-        held = 0
-
-        def put() -> None:
+        for tensors in shards_of(weights):
+            shard: Shard = {}
+            for name, tensor in tensors.items():
+                plain = tensor.detach().cpu().contiguous()
+                raw = plain.reshape(-1).view(torch.uint8).numpy()
+                shard[name] = (str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw)
             try:
                 references.append(ray.put(shard))
             except (ray.exceptions.RayError, OSError, ValueError) as error:
+                size = sum(raw.nbytes for _, _, raw in shard.values())
                 raise StorageError(
-                    f"cannot put {held / 1e9:.2f} GB of weights into Ray's store of objects: {error}; start Ray with a "
+                    f"cannot put {size / 1e9:.2f} GB of weights into Ray's store of objects: {error}; start Ray with a "
                     "larger one (`ray start --object-store-memory`)"
                 ) from error
-
-        for name, tensor in weights:
-            if shard and held + tensor.nbytes > SHARD_BYTES:
-                put()
-                shard, held = {}, 0
-            plain = tensor.detach().cpu().contiguous()
-            raw = plain.reshape(-1).view(torch.uint8).numpy()
-            shard[name] = (str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw)
-            held += plain.nbytes
-        put()
         return StoredWeights(references, version, adapter)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from tests.inference.fake_engines import FakeEngine
 from tests.patience import PATIENCE
 from uirl import ConfigStore
-from uirl.errors import EngineFailure, PromptTooLong, StorageError
+from uirl.errors import PromptTooLong, StorageError
 from uirl.inference import Generation, GenerationRequest, SamplingParams
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.weight_files import WeightFiles
@@ -83,13 +83,6 @@ async def test_weights_that_are_gone_are_no_update(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="the weights of version 1 are gone"):
             await peer.call("load", str(snapshot.folder), 1, None)
     assert engine.policy_version == 0
-
-
-async def test_an_engine_that_was_not_started_says_so() -> None:
-    async with connected(EngineWorker()) as peer:
-        peer.notify("release", "e")
-        with pytest.raises(EngineFailure, match="before it was started"):
-            await peer.call("generate", REQUEST)
 
 
 def test_a_config_starts_as_many_as_it_says(lm: LoadedModel, tmp_path: Path) -> None:

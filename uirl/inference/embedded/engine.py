@@ -63,7 +63,6 @@ class TransformersInferenceEngine(InferenceEngine):
     ) -> None:
         self.loaded = loaded
         self.swap, self.keep_cache = swap, keep_cache
-        self.policy_version = 0
         self.shares_weights = shared
         limit, self._limited_by = context_limit(loaded.config, max_context)
         self._counters = Counters()

@@ -8,7 +8,6 @@ handing them over in which all words come back is the template's `Dialect`; wher
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from jinja2 import TemplateError
 
 from uirl.errors import ContractError
 from uirl.images import Screenshot
-from uirl.inference.messages import Message
+from uirl.inference.messages import Message, write_call
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.templates import TEMPLATES
 from uirl.runtime.limits import clip
@@ -360,8 +359,7 @@ def _places(words: Sequence[str], text: str) -> list[int]:
 
 def as_blocks(calls: Sequence[ToolCall]) -> str:
     """Return calls as text, one block of JSON each."""
-    written = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls]
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+    return "\n".join(write_call(call.name, dict(call.arguments)) for call in calls)
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -82,7 +82,6 @@ class OpenAIInferenceEngine(InferenceEngine):
         text_parts: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.policy_version = 0
         self.tools = [dict(tool) for tool in tools]
         self._client, self._max_context = client, max_context
         self._server = ServerProbe(client, loaded, model)

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 from uirl.images import data_url
-from uirl.inference.messages import Message
+from uirl.inference.messages import CALL_BEGIN, CALL_END, Message, write_call
 from uirl.inference.openai.answers import ReplyMessage
 from uirl.runtime.limits import MAX_CALLS, whole_characters
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         ChatCompletionMessageParam,
     )
 
-_BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
 
 
@@ -79,12 +78,6 @@ def reply_text(message: ReplyMessage) -> str:
     return whole_characters("\n".join([content, *blocks] if content else blocks))
 
 
-def write_call(name: str, arguments: Any) -> str:
-    """One structured call as text."""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return f'{_BEGIN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text.strip() or "{}"}}}{_END}'
-
-
 def _assistant(message: Message, number: int) -> ChatCompletionAssistantMessageParam:
     """Write a reply with its calls structured: those that stand beside its text, else those that stand in it as
     blocks."""
@@ -111,13 +104,13 @@ def _split(text: str) -> tuple[list[tuple[str, str]], str]:
     calls: list[tuple[str, str]] = []
     around: list[str] = []
     at = 0
-    while (begin := text.find(_BEGIN, at)) >= 0 and (end := text.find(_END, begin + len(_BEGIN))) >= 0:
-        call = _read_call(text[begin + len(_BEGIN) : end])
+    while (begin := text.find(CALL_BEGIN, at)) >= 0 and (end := text.find(CALL_END, begin + len(CALL_BEGIN))) >= 0:
+        call = _read_call(text[begin + len(CALL_BEGIN) : end])
         if call is None or len(calls) == MAX_CALLS:
             return [], text
         calls.append(call)
         around.append(text[at:begin].removesuffix("\n"))
-        at = end + len(_END)
+        at = end + len(CALL_END)
     return calls, "".join([*around, text[at:]])
 
 

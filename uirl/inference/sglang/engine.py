@@ -91,7 +91,6 @@ class SGLangInferenceEngine(InferenceEngine):
         takes_adapters: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.policy_version = 0
         self.takes_adapters = takes_adapters
         self._backend, self._files = backend, files
         self._max_context = max_context or loaded.max_positions

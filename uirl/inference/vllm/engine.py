@@ -57,7 +57,6 @@ class VLLMInferenceEngine(InferenceEngine):
         sleep_level: int = 0,
     ) -> None:
         self.loaded = loaded
-        self.policy_version = 0
         self.takes_adapters = takes_adapters
         self._backend, self._files = backend, files
         self._max_context = max_context
