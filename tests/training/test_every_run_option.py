@@ -25,7 +25,7 @@ from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.config import ActorsConfig, CurriculumConfig, EvolveConfig, VerificationConfig
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
-from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
+from uirl.inference.sglang.backends import engine_arguments as sglang_arguments
 from uirl.inference.vllm.arguments import engine_arguments as vllm_arguments
 from uirl.inference.weight_files import WeightFiles
 from uirl.rollout.collector import Collector

@@ -26,7 +26,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, check_engine, recompute_with
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
-from uirl.inference.sglang.arguments import engine_arguments
+from uirl.inference.sglang.backends import engine_arguments
 from uirl.inference.sglang.engine import SGLangInferenceEngine
 from uirl.inference.weight_files import WeightFiles
 

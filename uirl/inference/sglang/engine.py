@@ -41,9 +41,7 @@ from uirl.inference.base import (
 from uirl.inference.http import says_too_long
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.servers import pushed_weights, server_client
-from uirl.inference.sglang.arguments import engine_arguments
-from uirl.inference.sglang.process import SGLangProcess
-from uirl.inference.sglang.server import SGLangServer, json_object
+from uirl.inference.sglang.backends import SGLangProcess, SGLangServer, engine_arguments, json_object
 from uirl.inference.weight_files import WeightFiles
 from uirl.runtime.once import Once
 

@@ -1,15 +1,22 @@
-"""SGLang in this process, with the requests and answers of its HTTP server."""
+"""Where SGLang runs: in this process, with the requests and answers of its HTTP server, or in a server of others."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, ContractError, EngineFailure, PromptTooLong
-from uirl.inference.http import says_too_long
+from uirl.inference.http import ModelServerClient, says_too_long
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.precision import dtype_of
+from uirl.inference.servers import model_folder
+from uirl.inference.weight_files import WeightFiles
 from uirl.runtime.event_loop import EventLoopThread
+
+if TYPE_CHECKING:
+    from uirl.config import EngineSettings
 
 _COMMANDS = {
     "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
@@ -18,6 +25,8 @@ _COMMANDS = {
 }
 """Name of a command, which is also that of a route and of a method, and the class of its request."""
 _ORIGINAL = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+_COMMAND_SECONDS = 1800.0
+"""An update waits until the requests under way are done, and then reads the weights."""
 
 
 class SGLangProcess:
@@ -94,3 +103,58 @@ class SGLangProcess:
 
     async def _first(self, request: Any) -> dict[str, Any]:
         return await anext(self._manager.generate_request(request, None))
+
+
+def engine_arguments(
+    settings: EngineSettings, loaded: LoadedModel, files: WeightFiles, adapters: bool
+) -> dict[str, Any]:
+    """Arguments of `sglang.Engine` that follow from `settings`."""
+    model, inference = settings.model, settings.inference
+    arguments: dict[str, Any] = {
+        "model_path": model_folder(model.source, loaded, files, program="SGLang"),
+        "dtype": dtype_of(model),
+        "trust_remote_code": model.trust_remote_code,
+        "tp_size": model.tensor_parallel_size,
+        "max_running_requests": inference.max_batch_size,
+        "disable_radix_cache": not inference.kv_cache,
+        "enable_deterministic_inference": True,
+        "random_seed": settings.seed,
+    }
+    if loaded.vision is not None:
+        arguments["image_processor_backend"] = "pil"  # as the learner's
+    if inference.max_context is not None:
+        arguments["context_length"] = inference.max_context
+    if adapters:
+        arguments |= {"enable_lora": True, "max_lora_rank": model.lora.r, "lora_target_modules": ["all"]}
+    return arguments
+
+
+class SGLangServer:
+    """A server that was started with `python -m sglang.launch_server`."""
+
+    def __init__(self, client: ModelServerClient) -> None:
+        self._client = client
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what it serves and how it was started."""
+        started, serves = await self._client.get("/server_info"), await self._client.get("/model_info")
+        return {**json_object(started, "/server_info"), **json_object(serves, "/model_info")}
+
+    async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of `/generate`. A call that is given up closes its connection, and the server stops
+        sampling."""
+        return json_object(await self._client.post("/generate", body), "/generate")
+
+    async def command(self, name: str, body: Mapping[str, Any]) -> None:
+        """Nothing, where the server did it."""
+        # what was half done may be refused the second time (an adapter that is already there): sent once
+        await self._client.post(f"/{name}", body, timeout=_COMMAND_SECONDS, retries=0)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def json_object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EngineFailure(f"SGLang: {what} should be a JSON object, got {str(value)[:300]}. Is it SGLang's address?")
+    return value
