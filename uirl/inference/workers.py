@@ -17,7 +17,7 @@ from uirl.errors import ContractError, EngineFailure, EngineLost, StorageError
 from uirl.inference.base import Counters, Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.inference.router import Router
-from uirl.inference.servers import model_folder
+from uirl.inference.servers import model_folder, pushed_weights
 from uirl.inference.weight_files import KeptWeights, Snapshot, WeightFiles, WeightStore, plain_parameters, shards_of
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.time_limits import TimedOut
@@ -38,8 +38,8 @@ Shard = dict[str, tuple[str, tuple[int, ...], Any]]
 
 
 class EngineWorker(Worker):
-    """An engine on a thread of its own, so that a long forward pass silences no heartbeat. `engine`: one that exists
-    already, for tests."""
+    """An embedded engine on a thread of its own, so that a long forward pass silences no heartbeat. `engine`: one that
+    exists already, for tests."""
 
     _engine: InferenceEngine
     """Made by `start`, before which a `Supervisor` lets nobody ask."""
@@ -75,13 +75,13 @@ class EngineWorker(Worker):
 
         return await self._loop.hand_over(reply())
 
-    async def load(self, folder: str, version: int, adapter: Mapping[str, Any] | None) -> None:
+    async def load(self, folder: str, version: int) -> None:
         """Take over the weights of a snapshot."""
-        await self._take(Snapshot(Path(folder), version, adapter), version, adapter)
+        await self._take(Snapshot(Path(folder), version, None), version)
 
-    async def take_shards(self, version: int, adapter: Mapping[str, Any] | None, shards: Iterable[Shard]) -> None:
+    async def take_shards(self, version: int, shards: Iterable[Shard]) -> None:
         """Take over weights from Ray's store of objects."""
-        await self._take(chain.from_iterable(map(tensors_of, shards)), version, adapter)
+        await self._take(chain.from_iterable(map(tensors_of, shards)), version)
 
     async def release(self, session_id: str) -> None:
         """Forget what was kept for an episode."""
@@ -91,8 +91,8 @@ class EngineWorker(Worker):
 
         await self._loop.hand_over(forget())
 
-    async def _take(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> None:
-        await self._loop.hand_over(self._engine.update_weights(weights, version, adapter=adapter))
+    async def _take(self, weights: Weights, version: int) -> None:
+        await self._loop.hand_over(self._engine.update_weights(weights, version))
 
 
 class RemoteEngine(InferenceEngine):
@@ -143,14 +143,13 @@ class RemoteEngine(InferenceEngine):
     async def update_weights(
         self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
     ) -> None:
-        if weights is None:
-            raise EngineFailure("an engine process has a model of its own; send it weights")
+        weights = pushed_weights(weights, adapter, takes_adapters=False, program="an engine process")
         peer = await self._reach()
         mine = None
         if not isinstance(weights, KeptWeights):
-            weights = mine = await asyncio.to_thread(self._files.write_snapshot, weights, version, adapter)
+            weights = mine = await asyncio.to_thread(self._files.write_snapshot, weights, version, None)
         try:
-            await self._told(self._load(peer, weights, version, adapter))
+            await self._told(self._load(peer, weights, version))
         finally:
             if mine is not None:
                 mine.remove()
@@ -190,12 +189,12 @@ class RemoteEngine(InferenceEngine):
             raise EngineLost(f"{supervisor.name} is down and started again ({supervisor.why})")
         return supervisor.peer
 
-    async def _load(self, peer: Peer, weights: KeptWeights, version: int, adapter: Mapping[str, Any] | None) -> None:
+    async def _load(self, peer: Peer, weights: KeptWeights, version: int) -> None:
         process = self.supervisor.process
         if isinstance(weights, Snapshot):
-            await peer.call("load", str(weights.folder), version, adapter)
+            await peer.call("load", str(weights.folder), version)
         elif isinstance(weights, StoredWeights) and isinstance(process, RayProcess):
-            await process.give("take_shards", (version, adapter), weights.references)
+            await process.give("take_shards", (version,), weights.references)
         else:
             raise ContractError(f"{self.supervisor.name} cannot read weights from a {type(weights).__name__}")
 

@@ -43,10 +43,10 @@ async def until(holds) -> None:
 async def test_it_answers_for_its_engine(tmp_path: Path) -> None:
     engine = FakeEngine()
     files = WeightFiles(tmp_path)
-    snapshot = files.write_snapshot([("a", torch.ones(2))], 3, {"r": 4})
+    snapshot = files.write_snapshot([("a", torch.ones(2))], 3, None)
     async with connected(EngineWorker(engine)) as peer:
-        await peer.call("load", str(snapshot.folder), 3, {"r": 4})
-        assert (engine.weights, engine.adapter) == ({"a": [1.0, 1.0]}, {"r": 4})
+        await peer.call("load", str(snapshot.folder), 3)
+        assert engine.weights == {"a": [1.0, 1.0]}
         generation, counts = await peer.call("generate", REQUEST, returns=tuple[Generation, dict[str, float]])
         assert (generation.policy_version, counts) == (3, {"generated_tokens": 4.0})
         engine.broken = PromptTooLong("too long")
@@ -61,7 +61,7 @@ async def test_giving_a_call_up_gives_the_reply_up(tmp_path: Path) -> None:
     engine, files = FakeEngine(), WeightFiles(tmp_path)
     snapshot = files.write_snapshot([("a", torch.ones(2))], 1, None)
     async with connected(EngineWorker(engine)) as peer:
-        await peer.call("load", str(snapshot.folder), 1, None)
+        await peer.call("load", str(snapshot.folder), 1)
         engine.hold()
         call = asyncio.ensure_future(peer.call("generate", REQUEST))
         await until(lambda: engine.asked)
@@ -81,7 +81,7 @@ async def test_weights_that_are_gone_are_no_update(tmp_path: Path) -> None:
     snapshot.remove()
     async with connected(EngineWorker(engine)) as peer:
         with pytest.raises(StorageError, match="the weights of version 1 are gone"):
-            await peer.call("load", str(snapshot.folder), 1, None)
+            await peer.call("load", str(snapshot.folder), 1)
     assert engine.policy_version == 0
 
 
