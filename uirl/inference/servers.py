@@ -44,7 +44,7 @@ def model_folder(name: str, loaded: LoadedModel, files: WeightFiles, *, program:
     if loaded.device.type == "meta":
         raise ContractError(f"{loaded.name} was loaded without weights, and {program} cannot find them under {name!r}")
     folder = files.path / "model"
-    loaded.save_parts(folder, {name: parameter.detach() for name, parameter in plain_parameters(loaded)})
+    loaded.save(folder, {name: parameter.detach() for name, parameter in plain_parameters(loaded)})
     return str(folder)
 
 

@@ -237,7 +237,7 @@ def export_peft(folder: str | Path, policy: Policy, card: str | None = None) -> 
         base = str(target / "base") if built_in else folder_of(name)
         lora.save_adapter(work, policy.model, policy.lora_config, base=base)
         if built_in:
-            policy.loaded.save_parts(work / "base", _without_adapters(policy))
+            policy.loaded.save(work / "base", _without_adapters(policy))
         policy.loaded.tokenizer.save_pretrained(work)
         _write_card(work, card)
     return target
@@ -254,7 +254,7 @@ def save_merged(policy: Policy, folder: Path) -> None:
     if policy.lora_config is None:
         loaded.save(folder)
         return
-    loaded.save_parts(folder, _without_adapters(policy) | dict(lora.merged_weights(policy.model)))
+    loaded.save(folder, _without_adapters(policy) | dict(lora.merged_weights(policy.model)))
 
 
 def _without_adapters(policy: Policy) -> dict[str, Tensor]:

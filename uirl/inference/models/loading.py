@@ -142,29 +142,26 @@ class LoadedModel:
                 "part of a reply; does it ban the model's placeholder tokens?"
             )
 
-    def save(self, folder: Path) -> None:
-        """Write a folder that `load_model` and plain HF `from_pretrained` read."""
-        self.save_parts(folder, None)
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write a folder that `load_model` and plain HF `from_pretrained` read. `state`: weights (HF names) in the
+        place of the model's own."""
+        with quiet(), described_as_plain(self.model):
+            self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(folder)
+        if self.vision:
+            self.vision.front.save_pretrained(Path(folder))
 
     def require_saved(self) -> None:
         """Raise CheckpointError where something of it cannot be written: before anything was learned, and not with the
         first checkpoint."""
         try:
             with tempfile.TemporaryDirectory() as folder:
-                self.save_parts(Path(folder), {})
+                self.save(Path(folder), {})
         except Exception as error:  # what HF raises for what a checkpoint brought along is anything
             raise CheckpointError(
                 f"{self.name} was loaded and cannot be written again: {type(error).__name__}: {error}. Expected a "
                 "config, a tokenizer and a processor that save_pretrained takes; mend that file of the checkpoint"
             ) from error
-
-    def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        """Write a folder like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
-        with quiet(), described_as_plain(self.model):
-            self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
-        self.tokenizer.save_pretrained(folder)
-        if self.vision:
-            self.vision.front.save_pretrained(Path(folder))
 
 
 def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:

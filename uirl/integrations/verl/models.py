@@ -134,7 +134,7 @@ def export_checkpoint(source: str | Path, target: str | Path | None = None) -> P
     default = step.parent / f"step_{int(number[1]):06d}" if number else step / "exported"
     folder = Path(target) if target is not None else default
     with whole_folder(folder) as work:
-        loaded.save_parts(work, state)
+        loaded.save(work, state)
     return folder
 
 
