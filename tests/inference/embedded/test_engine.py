@@ -78,7 +78,7 @@ async def test_episodes_do_not_depend_on_rows_or_cache(vlm: LoadedModel, rows: i
         if not kept:
             assert cached == [0, 0, 0]
     assert not engine._scheduler.has_work
-    assert not engine._scheduler.kept_sessions
+    assert not engine._scheduler._kept
 
 
 async def test_the_system_prompt_of_all_episodes_is_fed_once(vlm: LoadedModel) -> None:

@@ -270,6 +270,7 @@ class Scheduler:
         self._end_ids = frozenset(end_ids)
         self._keep_rows, self._image_spans = keep_rows, image_spans
         self._kept: OrderedDict[str, FilledRow] = OrderedDict()
+        """Session -> its row, the oldest first."""
 
     @property
     def has_work(self) -> bool:
@@ -280,11 +281,6 @@ class Scheduler:
     def is_empty(self) -> bool:
         """Whether no request runs or waits and no row is kept: nothing in the cache will be read again."""
         return not (self.running or self.waiting or self._kept)
-
-    @property
-    def kept_sessions(self) -> list[str]:
-        """Sessions whose rows are kept, the oldest first."""
-        return list(self._kept)
 
     def add(self, request: GenerationRequest) -> SequenceState:
         """Put a request behind those that wait. Raises what `image_spans` raises for a prompt without its pictures."""
