@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,16 +43,13 @@ class TextEngine:
     def __init__(self, loaded: LoadedModel, engine: InferenceEngine) -> None:
         self.loaded = loaded
         self.engine = engine
-        self._chat: ChatRenderer | None = None
         self._loop: EventLoopThread | None = None
         self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def chat(self) -> ChatRenderer:
         """The chat template; raises ContractError where the tokenizer has none."""
-        if self._chat is None:
-            self._chat = ChatRenderer(self.loaded)
-        return self._chat
+        return ChatRenderer(self.loaded)
 
     def generate(
         self,

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,6 @@ class PictureProcessor:
         self._whole.tokenizer = self._texts
         self._token = placeholder_id(model_config)
         self._split: BoundedCache[Expansion] = BoundedCache(_ENCODINGS_BYTES)
-        self._word: str | None = None
-        self._before_a_word: str | None = None
         self._limit: PictureLimit | None = None
 
     @property
@@ -282,26 +281,38 @@ class PictureProcessor:
         """The name of its class in transformers."""
         return str(self._class.__name__)
 
-    @property
+    @cached_property
     def word(self) -> str:
-        """The control token that a chat template writes for one picture."""
-        if self._word is None:
-            self._word = self._find_word()
-        return self._word
+        """The control token that a chat template writes for one picture: the processor puts placeholders there."""
+        tried: list[str] = []
+        problem: Exception | None = None
+        for word in self._words():
+            tried.append(word)
+            try:
+                expansion, tensors = self._ask(word, _blank())
+            except Exception as error:  # a processor raises whatever comes to it for a word that is not its own
+                problem = problem or error
+                continue
+            if len(expansion.places) and tensors:
+                return word
+        raise ContractError(
+            f"the processor of model type {self._config.model_type!r} ({self._class.__name__}) puts no placeholder "
+            f"(token {self._token}, {self._tokenizer.convert_ids_to_tokens(self._token)!r}) into a text for a picture: "
+            f"{type(problem).__name__ if problem else 'nothing'}: {problem}. Expected one of {tried} to stand for it; "
+            "see docs/models.md"
+        )
 
     @property
     def word_id(self) -> int:
         """The id of `word`."""
         return int(self._tokenizer.convert_tokens_to_ids(self.word))
 
-    @property
+    @cached_property
     def before_a_word(self) -> str:
         """What the processor writes between a picture and a word that follows at once: `Expansion.after`, and a space
         in Idefics2."""
-        if self._before_a_word is None:
-            self._ask(self.word + "x", _blank())
-            self._before_a_word = self._expansion(self._texts.last).after.removesuffix("x")
-        return self._before_a_word
+        self._ask(self.word + "x", _blank())
+        return self._expansion(self._texts.last).after.removesuffix("x")
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Let the model read at most so many pixels of a picture from now on. Raises ConfigError where it cannot."""
@@ -360,26 +371,6 @@ class PictureProcessor:
         start, end = (found[0].start(), found[-1].end()) if found else (0, len(text))
         ids = np.asarray(self._tokenizer(text[start:end], add_special_tokens=False)["input_ids"], np.int64)
         return Expansion(text[:start], ids, text[end:], np.flatnonzero(ids == self._token))
-
-    def _find_word(self) -> str:
-        """Return the word that the processor puts the placeholders of a picture in the place of."""
-        tried: list[str] = []
-        problem: Exception | None = None
-        for word in self._words():
-            tried.append(word)
-            try:
-                expansion, tensors = self._ask(word, _blank())
-            except Exception as error:  # a processor raises whatever comes to it for a word that is not its own
-                problem = problem or error
-                continue
-            if len(expansion.places) and tensors:
-                return word
-        raise ContractError(
-            f"the processor of model type {self._config.model_type!r} ({self._class.__name__}) puts no placeholder "
-            f"(token {self._token}, {self._tokenizer.convert_ids_to_tokens(self._token)!r}) into a text for a picture: "
-            f"{type(problem).__name__ if problem else 'nothing'}: {problem}. Expected one of {tried} to stand for it; "
-            "see docs/models.md"
-        )
 
     def _words(self) -> Iterator[str]:
         """Yield the tokens that processors know pictures by, each once."""
