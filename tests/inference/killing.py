@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.conftest import tiny_model
-from tests.patience import PATIENCE
+from tests.patience import until
 from uirl.inference import GenerationRequest, Router, SamplingParams, TransformersInferenceEngine
 from uirl.inference.models.copying import copy_of
 from uirl.inference.workers import RemoteEngine
@@ -28,12 +26,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def check_a_kill(router: Router) -> None:

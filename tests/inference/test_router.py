@@ -12,19 +12,10 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.inference.fake_engines import FakeEngine
-from tests.inference.prompts import prompts_for
-from tests.patience import PATIENCE
+from tests.inference.prompts import contract
+from tests.patience import until
 from uirl.errors import ContractError, EngineFailure, PromptTooLong
-from uirl.inference import (
-    ChatRenderer,
-    GenerationRequest,
-    LoadedModel,
-    Message,
-    SamplingParams,
-    TransformersInferenceEngine,
-    check_engine,
-    recompute_with,
-)
+from uirl.inference import GenerationRequest, LoadedModel, SamplingParams, TransformersInferenceEngine
 from uirl.inference.router import Router, RouterLimits
 from uirl.inference.weight_files import WeightFiles
 
@@ -46,24 +37,11 @@ def weights(value: float) -> list[tuple[str, torch.Tensor]]:
     return [("a.weight", torch.full((2,), value)), ("b.weight", torch.full((3,), -value))]
 
 
-async def until(holds) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("count", [1, 3])
 async def test_it_keeps_the_contract_of_an_engine(count: int) -> None:
     models = [tiny_model("uirl/tiny-lm") for _ in range(count)]
-    chat = ChatRenderer(models[0])
     router = Router([TransformersInferenceEngine(model) for model in models])
-    report = await check_engine(
-        router,
-        prompts_for(models[0], chat),
-        recompute_with(models[0]),
-        banned_ids=models[0].banned_ids,
-        continuation=chat.following([Message("user", "next")], after_end=False),
-    )
+    report = await contract(router, models[0])
     assert (report.log_prob_gap < 1e-4, report.cached_tokens > 0) == (True, True)
     await router.close()
     with pytest.raises(EngineFailure, match="closed"):
@@ -146,18 +124,6 @@ async def test_an_engine_that_comes_back_gets_the_newest_weights_before_it_serve
     await router.close()
 
 
-async def test_an_update_goes_on_without_an_engine_that_is_lost_meanwhile(files: WeightFiles) -> None:
-    engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
-    engines[1].dead = True
-    await router.update_weights(weights(3.0), 5)
-    assert (router.policy_version, engines[0].policy_version, list(router.out)) == (5, 5, ["engine 1"])
-    engines[1].come_back()
-    await until(lambda: not router.out)
-    assert engines[1].policy_version == 5
-    await router.close()
-
-
 async def test_weights_that_an_engine_refuses_stop_the_run(files: WeightFiles) -> None:
     engines = [FakeEngine(), FakeEngine()]
     router = Router(engines, files=files, limits=QUICK)
@@ -184,16 +150,17 @@ async def test_updates_and_requests_run_together(files: WeightFiles) -> None:
     await router.close()
 
 
-async def test_adapters_go_to_every_engine_also_to_one_that_comes_back(files: WeightFiles) -> None:
+async def test_an_update_reaches_every_engine_also_one_that_is_lost_meanwhile(files: WeightFiles) -> None:
     engines = [FakeEngine(takes_adapters=True), FakeEngine(takes_adapters=True)]
     router = Router(engines, files=files, limits=QUICK)
     assert router.takes_adapters
     assert not Router([engines[0], FakeEngine()], files=files).takes_adapters
     engines[1].dead = True
-    await router.update_weights(weights(1.0), 1, adapter={"r": 4})
+    await router.update_weights(weights(1.0), 5, adapter={"r": 4})
+    assert (router.policy_version, engines[0].policy_version, list(router.out)) == (5, 5, ["engine 1"])
     engines[1].come_back()
     await until(lambda: not router.out)
-    assert [engine.adapter for engine in engines] == [{"r": 4}, {"r": 4}]
+    assert [(engine.policy_version, engine.adapter) for engine in engines] == [(5, {"r": 4})] * 2
     await router.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.inference.prompts import gap_of
 from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import EngineFailure
@@ -57,9 +58,7 @@ async def test_what_the_next_turn_is_sampled_from(keep_cache: bool) -> None:
     following = asked("s", *first.token_ids, 14)
     second = await engine.generate(following)
     assert (second.policy_version, second.cached_tokens > 0) == (1, keep_cache)
-    ids = (*following.prompt_ids, *second.token_ids)
-    scored = recompute_with(loaded)(ids, (), len(second.token_ids), following.sampling)
-    gap = max(abs(a - b) for a, b in zip(second.log_probs, scored, strict=True))
+    gap = gap_of(loaded, following, second)
     # kept rows are those of the old weights: the reply is not what the new ones alone would say
     assert (gap > 1e-3) if keep_cache else (gap < 1e-4)
     await engine.close()
@@ -190,9 +189,8 @@ async def gap_of_second(loaded: LoadedModel, second: Callable[[tuple[int, ...]],
     await engine.update_weights(nudged(loaded), 1)
     following = second(first.token_ids)
     reply = await engine.generate(following)
-    scored = recompute_with(loaded)((*following.prompt_ids, *reply.token_ids), (), len(reply.token_ids), WILD)
     await engine.close()
-    return reply, max(abs(a - b) for a, b in zip(reply.log_probs, scored, strict=True))
+    return reply, gap_of(loaded, following, reply)
 
 
 REWRITTEN = {
@@ -229,7 +227,7 @@ async def test_a_request_that_waits_through_an_update_forgets_what_it_was_to_beg
     for other in others:
         other.cancel()
     reply = await late
-    assert reply.cached_tokens == 0
+    assert (reply.policy_version, reply.cached_tokens) == (1, 0)
     await engine.close()
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
-from tests.inference.prompts import prompts_for
+from tests.inference.prompts import contract, prompts_for
 from uirl.config import LoraConfig
-from uirl.inference import ChatRenderer, GenerationRequest, SamplingParams, TransformersInferenceEngine, check_engine
-from uirl.inference.conformance import recompute_with
+from uirl.inference import ChatRenderer, GenerationRequest, SamplingParams, TransformersInferenceEngine
 from uirl.inference.models.copying import copy_of
 from uirl.learner import Policy
 
@@ -31,8 +30,7 @@ async def test_an_engine_on_a_copy_follows_the_learner_by_updates_alone(name: st
     weights, adapter = policy.update_for(engine)
     await engine.update_weights(weights, 1, adapter=adapter)
     assert (await engine.generate(request)).log_probs != before.log_probs
-    report = await check_engine(engine, prompts_for(loaded, ChatRenderer(loaded)), recompute_with(loaded))
-    assert report.log_prob_gap < 1e-4
+    assert (await contract(engine, loaded)).log_prob_gap < 1e-4
     await engine.close()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.inference.openai.world import asked_of, config_of
-from tests.inference.prompts import prompts_for
+from tests.inference.prompts import contract
 from tests.inference.stand_in_http import Answer
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference import ChatRenderer, LoadedModel, Message, TransformersInferenceEngine, check_engine, recompute_with
+from uirl.inference import ChatRenderer, LoadedModel, TransformersInferenceEngine
 from uirl.inference.openai.engine import OpenAIInferenceEngine
 from uirl.serving import ModelEndpoint
 
@@ -20,14 +20,7 @@ from uirl.serving import ModelEndpoint
 async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
     chat = ChatRenderer(lm)
-    report = await check_engine(
-        engine,
-        prompts_for(lm, chat),
-        recompute_with(lm),
-        banned_ids=lm.banned_ids,
-        continuation=chat.following([Message("user", "next")], after_end=False),
-        max_tokens=6,
-    )
+    report = await contract(engine, lm, max_tokens=6)
     assert report.log_prob_gap < 2e-5
     assert {s.path for s in server.seen} == {"/v1/models", "/v1/completions"}
     assert engine.stats()["generated_tokens"] > 20
@@ -38,17 +31,9 @@ async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: Load
 
 
 async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
-    chat = ChatRenderer(lm)
     async with ModelEndpoint(TransformersInferenceEngine(lm), lm) as endpoint:
         engine = OpenAIInferenceEngine.from_config(config_of(endpoint.url).engine_settings, lm, shared=True)
-        report = await check_engine(
-            engine,
-            prompts_for(lm, chat),
-            recompute_with(lm),
-            banned_ids=lm.banned_ids,
-            continuation=chat.following([Message("user", "next")], after_end=False),
-            max_tokens=6,
-        )
+        report = await contract(engine, lm, max_tokens=6)
         await engine.close()
     assert report.log_prob_gap < 2e-5
 

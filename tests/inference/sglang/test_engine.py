@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.inference.prompts import prompts_for
+from tests.inference.prompts import contract, gap_of
 from tests.inference.sglang.stand_in_sglang import SURFACE, install
 from tests.inference.sglang.world import ASKED
 from tests.inference.stand_in_brain import within
@@ -24,7 +24,7 @@ from tests.inference.stand_in_http import Answer
 from tests.patience import PATIENCE
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
-from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, check_engine, recompute_with
+from uirl.inference import LoadedModel, SamplingParams, recompute_with
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
 from uirl.inference.sglang.backends import engine_arguments
 from uirl.inference.sglang.engine import SGLangInferenceEngine
@@ -52,15 +52,8 @@ def recompute_as_sglang(loaded: LoadedModel):
 @pytest.mark.parametrize("kind", ["lm", "vlm"])
 async def test_the_contract_is_kept(make: Any, where: str, kind: str, request: pytest.FixtureRequest) -> None:
     loaded: LoadedModel = request.getfixturevalue(kind)
-    chat, world = ChatRenderer(loaded), make(where, loaded)
-    report = await check_engine(
-        world.engine,
-        prompts_for(loaded, chat),
-        recompute_as_sglang(loaded),
-        banned_ids=loaded.banned_ids,
-        continuation=chat.following([Message("user", "next")], after_end=False),
-        max_tokens=6,
-    )
+    world = make(where, loaded)
+    report = await contract(world.engine, loaded, recompute=recompute_as_sglang(loaded), max_tokens=6)
     assert report.log_prob_gap < 2e-5
     assert report.cached_tokens > 4
     stats = world.engine.stats()
@@ -75,9 +68,7 @@ async def test_the_contract_is_kept(make: Any, where: str, kind: str, request: p
 async def test_top_k_alone_is_filtered_as_everywhere(make: Any, lm: LoadedModel) -> None:
     world = make("server", lm)
     asked = replace(ASKED, sampling=SamplingParams(max_tokens=5, seed=1, temperature=1.3, top_k=7))
-    made = await world.engine.generate(asked)
-    expected = recompute_with(lm)([*asked.prompt_ids, *made.token_ids], (), len(made.token_ids), asked.sampling)
-    assert made.log_probs == pytest.approx(expected, abs=1e-5)
+    assert gap_of(lm, asked, await world.engine.generate(asked)) < 1e-5
 
 
 async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: LoadedModel) -> None:

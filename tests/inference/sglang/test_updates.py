@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.inference.prompts import gap_of
 from tests.inference.sglang.world import ASKED
 from uirl.config import ConfigStore
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference import LoadedModel, recompute_with
+from uirl.inference import LoadedModel
 from uirl.learner import Policy
 from uirl.training import RayPPOTrainer
 
@@ -30,9 +31,7 @@ async def test_an_update_replaces_the_weights_and_drops_the_cache(make: Any, whe
     after = await world.engine.generate(longer)
     assert after.policy_version == 3
     assert after.cached_tokens == 0
-    ids = [*longer.prompt_ids, *after.token_ids]
-    expected = recompute_with(trained)(ids, (), len(after.token_ids), longer.sampling)
-    assert after.log_probs == pytest.approx(expected, abs=1e-5)
+    assert gap_of(trained, longer, after) < 1e-5
     assert not list(world.engine._files.path.glob("0*"))  # nothing of it stays behind
     with pytest.raises(ContractError, match="send weights"):
         await world.engine.update_weights(None, version=4)
@@ -63,8 +62,7 @@ async def test_adapters_are_swapped(make: Any, where: str) -> None:
         made = await world.engine.generate(asked)
         assert made.policy_version == version
         assert made.cached_tokens == 0  # what the adapter before has cached is not taken
-        expected = recompute_with(policy.loaded)([*asked.prompt_ids, *made.token_ids], (), 6, asked.sampling)
-        assert made.log_probs == pytest.approx(expected[-len(made.token_ids) :], abs=1e-5)
+        assert gap_of(policy.loaded, asked, made) < 1e-5
         assert len(world.logic.brain.adapters) == min(version + 1, 2)
         assert len(list(world.engine._files.path.glob("0*"))) == min(version + 1, 2)
     await world.engine.update_weights(policy.weights(), 9)
@@ -92,11 +90,8 @@ def test_a_run_trains_through_it(make: Any, lora: bool, tmp_path: Any) -> None:
     finally:
         trainer.cleanup()
     assert made.policy_version == 2
-    expected = recompute_with(loaded)([*ASKED.prompt_ids, *made.token_ids], (), len(made.token_ids), ASKED.sampling)
-    assert made.log_probs == pytest.approx(expected, abs=1e-5)
-    untouched = recompute_with(tiny_model("uirl/tiny-lm"))
-    before = untouched([*ASKED.prompt_ids, *made.token_ids], (), len(made.token_ids), ASKED.sampling)
-    assert made.log_probs != pytest.approx(before, abs=1e-3)
+    assert gap_of(loaded, ASKED, made) < 1e-5
+    assert gap_of(tiny_model("uirl/tiny-lm"), ASKED, made) > 1e-3
     assert not server.broken
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.inference.prompts import gap_of
 from tests.inference.vllm.sleeping import CACHE_BYTES, SCRATCH_BYTES, WEIGHT_BYTES, SleepingVLLM
 from tests.patience import PATIENCE
 from uirl.config import ConfigStore, LoraConfig
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import GenerationRequest, SamplingParams
-from uirl.inference.conformance import recompute_with
 from uirl.inference.footprint import CACHE, WEIGHTS, Footprint
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.vllm import arguments
@@ -65,11 +65,7 @@ class World:
 
     async def gap(self) -> float:
         """How far the engine is from the learner as it is now."""
-        made = await self.engine.generate(REQUEST)
-        ids = [*REQUEST.prompt_ids, *made.token_ids]
-        own = recompute_with(self.policy.loaded)(ids, (), len(made.token_ids), REQUEST.sampling)
-        assert made.log_probs is not None
-        return max(abs(a - b) for a, b in zip(made.log_probs, own, strict=True))
+        return gap_of(self.policy.loaded, REQUEST, await self.engine.generate(REQUEST))
 
 
 @pytest.mark.parametrize(("level", "lora"), [(1, False), (2, False), (1, True), (2, True)])

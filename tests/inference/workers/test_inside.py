@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.inference.fake_engines import FakeEngine
-from tests.patience import PATIENCE
+from tests.patience import until
 from uirl import ConfigStore
 from uirl.errors import PromptTooLong, StorageError
 from uirl.inference import Generation, GenerationRequest, SamplingParams
@@ -32,12 +32,6 @@ async def connected(host: EngineWorker) -> AsyncIterator[Peer]:
     yield near
     near.close()
     far.close()
-
-
-async def until(holds) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_it_answers_for_its_engine(tmp_path: Path) -> None:

@@ -14,20 +14,11 @@ import pytest
 import torch
 
 from tests.inference.killing import check_a_kill, is_alive
-from tests.inference.prompts import prompts_for
+from tests.inference.prompts import contract
 from tests.patience import PATIENCE
 from uirl import ConfigStore
 from uirl.errors import CheckpointError, ContractError
-from uirl.inference import (
-    ChatRenderer,
-    GenerationRequest,
-    LoadedModel,
-    Message,
-    Router,
-    SamplingParams,
-    check_engine,
-    recompute_with,
-)
+from uirl.inference import GenerationRequest, LoadedModel, Router, SamplingParams
 from uirl.inference.weight_files import WeightFiles
 from uirl.inference.workers import RemoteEngine, engine_workers, supervisors_of
 
@@ -52,14 +43,7 @@ async def router(vlm: LoadedModel, tmp_path: Path) -> AsyncIterator[Router]:
 
 
 async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedModel) -> None:
-    chat = ChatRenderer(vlm)
-    report = await check_engine(
-        router,
-        prompts_for(vlm, chat),
-        recompute_with(vlm),
-        banned_ids=vlm.banned_ids,
-        continuation=chat.following([Message("user", "next")], after_end=False),
-    )
+    report = await contract(router, vlm)
     assert (report.log_prob_gap < 1e-4, report.cached_tokens > 0) == (True, True)
     assert router.stats()["generated_tokens"] > report.tokens
 

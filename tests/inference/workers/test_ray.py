@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
-from tests.inference.killing import check_a_kill, is_alive, until
-from tests.inference.prompts import prompts_for
+from tests.inference.killing import check_a_kill, is_alive
+from tests.inference.prompts import contract
+from tests.patience import until
 from uirl import ConfigStore
 from uirl.errors import ConfigError, ContractError, StorageError
-from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, Router, check_engine, recompute_with
+from uirl.inference import GenerationRequest, LoadedModel, Router
 from uirl.inference.workers import engine_workers, supervisors_of
 
 pytestmark = pytest.mark.actors
@@ -51,14 +52,7 @@ async def router(ray: Any, vlm: LoadedModel) -> AsyncIterator[Router]:
 
 
 async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedModel) -> None:
-    chat = ChatRenderer(vlm)
-    report = await check_engine(
-        router,
-        prompts_for(vlm, chat),
-        recompute_with(vlm),
-        banned_ids=vlm.banned_ids,
-        continuation=chat.following([Message("user", "next")], after_end=False),
-    )
+    report = await contract(router, vlm)
     assert (report.log_prob_gap < 1e-4, report.cached_tokens > 0) == (True, True)
 
 

@@ -19,9 +19,10 @@ import torch
 from tests.inference.pictures import picture
 from uirl.config import ConfigStore
 from uirl.images import Screenshot
-from uirl.inference import ChatRenderer, LoadedModel, Message
+from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.arguments import vllm_server_command
+from uirl.inference.vllm.engine import VLLMInferenceEngine
 
 GAP = 1e-4
 """Largest |engine - learner| log-prob that rounding explains in float32."""
@@ -98,6 +99,12 @@ def prompts_of(loaded: LoadedModel) -> list[tuple[Sequence[int], tuple[Screensho
     if loaded.vision is not None:
         shots = [(picture(1), picture(3, (84, 56))), (picture(2),), ()]
     return [(chat.whole([Message("user", LONG[: 80 - 30 * i], own)]), own) for i, own in enumerate(shots)]
+
+
+def requests_of(engine: VLLMInferenceEngine) -> list[GenerationRequest]:
+    """Requests for a few tokens after `prompts_of` its model."""
+    sampling = SamplingParams(max_tokens=8, seed=3)
+    return [GenerationRequest(tuple(ids), shots, sampling) for ids, shots in prompts_of(engine.loaded)]
 
 
 def change(model: torch.nn.Module, seed: int, *, only: str = "") -> None:

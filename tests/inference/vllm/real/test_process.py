@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.inference.prompts import contract, gap_of
 from tests.inference.vllm.real.running import GAP, change, config_of, prompts_of
 from uirl.errors import ConfigError, ContractError, EngineFailure
-from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams, check_engine
-from uirl.inference.conformance import recompute_with
+from uirl.inference import GenerationRequest, SamplingParams
 from uirl.inference.footprint import CACHE, WEIGHTS
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
@@ -28,14 +28,6 @@ pytestmark = pytest.mark.vllm
 def request_of(engine: VLLMInferenceEngine, seed: int = 1, **options: object) -> GenerationRequest:
     ids, shots = prompts_of(engine.loaded)[0]
     return GenerationRequest(tuple(ids), shots, SamplingParams(seed=seed, **{"max_tokens": 8, **options}))
-
-
-def gap_of(engine: VLLMInferenceEngine, request: GenerationRequest, made: Generation) -> float:
-    """How far the log-probs are from those of the learner as it is now."""
-    theirs = recompute_with(engine.loaded)(
-        [*request.prompt_ids, *made.token_ids], request.images, len(made.token_ids), request.sampling
-    )
-    return max(abs(a - b) for a, b in zip(made.log_probs, theirs, strict=True))
 
 
 async def under_way(engine: VLLMInferenceEngine, count: int) -> None:
@@ -52,14 +44,7 @@ def endless(engine: VLLMInferenceEngine) -> GenerationRequest:
 
 async def test_the_contract(lm_engine: VLLMInferenceEngine) -> None:
     loaded = lm_engine.loaded
-    report = await check_engine(
-        lm_engine,
-        prompts_of(loaded),
-        recompute_with(loaded),
-        banned_ids=loaded.banned_ids,
-        continuation=ChatRenderer(loaded).following([Message("user", "next")], after_end=False),
-        tolerance=GAP,
-    )
+    report = await contract(lm_engine, loaded, prompts_of(loaded), tolerance=GAP)
     assert report.tokens > 0
     assert report.cached_tokens >= 32
 
@@ -68,7 +53,7 @@ async def test_greedy_says_the_plain_distribution_also_among_others(lm_engine: V
     greedy = request_of(lm_engine, temperature=0.0)
     others = [request_of(lm_engine, seed, temperature=0.5, top_k=3, top_p=0.5) for seed in range(6)]
     made, *_ = await asyncio.gather(*[lm_engine.generate(r) for r in (greedy, *others)])
-    assert gap_of(lm_engine, greedy, made) < GAP
+    assert gap_of(lm_engine.loaded, greedy, made) < GAP
     assert made.token_ids == (await lm_engine.generate(greedy)).token_ids
 
 
@@ -79,7 +64,7 @@ async def test_a_stop_token_belongs_to_the_response(lm_engine: VLLMInferenceEngi
     made = await lm_engine.generate(request)
     assert made.finish_reason == "stop"
     assert made.token_ids == free.token_ids[: stop + 1]
-    assert gap_of(lm_engine, request, made) < GAP
+    assert gap_of(lm_engine.loaded, request, made) < GAP
 
 
 async def test_placeholders_are_never_sampled(lm_engine: VLLMInferenceEngine) -> None:
@@ -104,12 +89,12 @@ async def test_what_is_under_way_ends_with_the_weights_it_began_with(lm_engine: 
     late = asyncio.ensure_future(lm_engine.generate(request_of(lm_engine)))
     made, _, after = await asyncio.gather(asyncio.gather(*running), update, late)
     assert [(g.policy_version, len(g.token_ids)) for g in made] == [(version, 400)] * 3
-    assert gap_of(lm_engine, request_of(lm_engine), after) < GAP or after.policy_version == version
+    assert gap_of(lm_engine.loaded, request_of(lm_engine), after) < GAP or after.policy_version == version
     after = await lm_engine.generate(request_of(lm_engine))
     assert (after.policy_version, after.cached_tokens) == (version + 1, 0)
-    assert gap_of(lm_engine, request_of(lm_engine), after) < GAP
+    assert gap_of(lm_engine.loaded, request_of(lm_engine), after) < GAP
     lm_engine.loaded.model.load_state_dict(kept)
-    assert max(gap_of(lm_engine, r, g) for r, g in zip(requests, made, strict=True)) < GAP
+    assert max(gap_of(lm_engine.loaded, r, g) for r, g in zip(requests, made, strict=True)) < GAP
     await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), version + 2)
 
 
@@ -120,17 +105,17 @@ async def test_updates_arrive_and_nothing_old_is_served(lm_engine: VLLMInference
     assert (await lm_engine.generate(request)).cached_tokens >= 32
     for version in (5, 6):
         change(lm_engine.loaded.model, version)
-        stale = gap_of(lm_engine, request, before)
+        stale = gap_of(lm_engine.loaded, request, before)
         assert stale > 100 * GAP
         await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), version)
         made = await lm_engine.generate(request)
         assert (made.policy_version, made.cached_tokens) == (version, 0)
-        assert gap_of(lm_engine, request, made) < GAP
+        assert gap_of(lm_engine.loaded, request, made) < GAP
         before = made
     # the output head alone, which is tied to the embeddings and which vLLM packs for its CPU kernels
     change(lm_engine.loaded.model, 7, only="embed_tokens")
     await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), 7)
-    assert gap_of(lm_engine, request, await lm_engine.generate(request)) < GAP
+    assert gap_of(lm_engine.loaded, request, await lm_engine.generate(request)) < GAP
     with pytest.raises(ContractError, match="lacks"):
         await lm_engine.update_weights(list(lm_engine.loaded.model.named_parameters())[1:], 8)
     assert (await lm_engine.generate(request)).policy_version == 7
@@ -153,7 +138,7 @@ async def test_more_prompts_at_once_than_one_step_takes(lm_engine: VLLMInference
     requests = [request_of(lm_engine, seed) for seed in range(12)]
     requests = [replace(r, prompt_ids=(r.prompt_ids * 40)[: 900 + i]) for i, r in enumerate(requests)]
     made = await asyncio.gather(*[lm_engine.generate(r) for r in requests])
-    assert max(gap_of(lm_engine, r, g) for r, g in zip(requests, made, strict=True)) < GAP
+    assert max(gap_of(lm_engine.loaded, r, g) for r, g in zip(requests, made, strict=True)) < GAP
 
 
 async def test_the_edge_of_the_context(lm_engine: VLLMInferenceEngine) -> None:

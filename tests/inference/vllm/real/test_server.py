@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.inference.vllm.real.running import GAP, SMALL, Server, change, config_of, prompts_of
+from tests.inference.prompts import contract, gap_of
+from tests.inference.vllm.real.running import GAP, SMALL, Server, change, config_of, prompts_of, requests_of
 from uirl.config import ConfigStore
 from uirl.errors import EngineFailure
-from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams, check_engine
-from uirl.inference.conformance import recompute_with
+from uirl.inference import Generation, GenerationRequest, SamplingParams
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
 from uirl.inference.vllm.requests import to_vllm_request
@@ -39,27 +39,9 @@ async def lm(lm_server: Server) -> AsyncIterator[VLLMInferenceEngine]:
     await engine.close()
 
 
-def requests_of(engine: VLLMInferenceEngine) -> list[GenerationRequest]:
-    sampling = SamplingParams(max_tokens=8, seed=3)
-    return [GenerationRequest(tuple(ids), shots, sampling) for ids, shots in prompts_of(engine.loaded)]
-
-
-def gap_of(engine: VLLMInferenceEngine, request: GenerationRequest, made: Generation) -> float:
-    ids, n = [*request.prompt_ids, *made.token_ids], len(made.token_ids)
-    theirs = recompute_with(engine.loaded)(ids, request.images, n, request.sampling)
-    return max(abs(a - b) for a, b in zip(made.log_probs, theirs, strict=True))
-
-
 async def test_the_contract(lm: VLLMInferenceEngine) -> None:
     loaded = lm.loaded
-    report = await check_engine(
-        lm,
-        prompts_of(loaded),
-        recompute_with(loaded),
-        banned_ids=loaded.banned_ids,
-        continuation=ChatRenderer(loaded).following([Message("user", "next")], after_end=False),
-        tolerance=GAP,
-    )
+    report = await contract(lm, loaded, prompts_of(loaded), tolerance=GAP)
     assert report.cached_tokens >= 32
 
 
@@ -69,11 +51,11 @@ async def test_updates_arrive_and_nothing_old_is_served(lm: VLLMInferenceEngine)
     assert (await lm.generate(request)).cached_tokens >= 32
     for version in (5, 6):
         change(lm.loaded.model, version)
-        assert gap_of(lm, request, before) > 100 * GAP
+        assert gap_of(lm.loaded, request, before) > 100 * GAP
         await lm.update_weights(lm.loaded.model.named_parameters(), version)
         before = await lm.generate(request)
         assert (before.policy_version, before.cached_tokens) == (version, 0)
-        assert gap_of(lm, request, before) < GAP
+        assert gap_of(lm.loaded, request, before) < GAP
 
 
 async def test_what_others_have_under_way_ends_with_the_weights_it_began_with(lm: VLLMInferenceEngine) -> None:
@@ -101,9 +83,9 @@ async def test_what_others_have_under_way_ends_with_the_weights_it_began_with(lm
     assert len(tokens) > 100
     await update
     mine = requests_of(lm)[1]
-    assert gap_of(lm, mine, await lm.generate(mine)) < GAP
+    assert gap_of(lm.loaded, mine, await lm.generate(mine)) < GAP
     lm.loaded.model.load_state_dict(old)
-    assert gap_of(lm, request, Generation(tuple(tokens), tuple(log_probs), "length", 0)) < GAP
+    assert gap_of(lm.loaded, request, Generation(tuple(tokens), tuple(log_probs), "length", 0)) < GAP
 
 
 async def test_adapters_are_swapped(lm_server: Server, lm: VLLMInferenceEngine) -> None:
@@ -116,12 +98,12 @@ async def test_adapters_are_swapped(lm_server: Server, lm: VLLMInferenceEngine) 
     made = await engine.generate(request)
     for version in (1, 2, 3):
         change(policy.model, version, only=".lora_B.")
-        assert gap_of(engine, request, made) > 100 * GAP
+        assert gap_of(engine.loaded, request, made) > 100 * GAP
         weights, adapter = policy.update_for(engine)
         await engine.update_weights(weights, version, adapter=adapter)
         made = await engine.generate(request)
         assert (made.policy_version, made.cached_tokens) == (version, 0)
-        assert gap_of(engine, request, made) < GAP
+        assert gap_of(engine.loaded, request, made) < GAP
         assert await _adapters(lm_server) == 1
     await engine.close()
     assert await _adapters(lm_server) == 0
@@ -135,15 +117,15 @@ async def _adapters(server: Server) -> int:
 
 async def test_a_model_that_sees(vlm_server: Server) -> None:
     engine = engine_for(vlm_server, config_of("uirl/tiny-vlm"))
-    loaded, prompts = engine.loaded, prompts_of(engine.loaded)
-    await check_engine(engine, prompts, recompute_with(loaded), banned_ids=loaded.banned_ids, tolerance=GAP)
+    loaded = engine.loaded
+    await contract(engine, loaded, prompts_of(loaded), tolerance=GAP, continuation=())
     before = [await engine.generate(request) for request in requests_of(engine)]
     for version, part in ((1, "visual"), (2, "")):
         change(loaded.model, version, only=part)
-        assert gap_of(engine, requests_of(engine)[0], before[0]) > 100 * GAP
+        assert gap_of(engine.loaded, requests_of(engine)[0], before[0]) > 100 * GAP
         await engine.update_weights(loaded.model.named_parameters(), version)
         before = [await engine.generate(request) for request in requests_of(engine)]
-        assert max(gap_of(engine, r, g) for r, g in zip(requests_of(engine), before, strict=True)) < GAP
+        assert max(gap_of(engine.loaded, r, g) for r, g in zip(requests_of(engine), before, strict=True)) < GAP
     # a server that is gone
     vlm_server.kill()
     with pytest.raises(EngineFailure, match="Does the server run"):
