@@ -83,10 +83,9 @@ async def test_a_window_that_is_switched_off_is_none() -> None:
     assert log_probs == pytest.approx(own_log_probs(loaded, ids[:end], len(log_probs)), abs=1e-3)
 
 
-@pytest.mark.parametrize("way", ["eager", "sdpa"])
-async def test_both_forms_of_masks_are_right(way: str) -> None:
+async def test_masks_that_are_added_are_right_too() -> None:
     loaded = windowed_model("gemma3_text")
-    loaded.model.set_attn_implementation(way)
+    loaded.model.set_attn_implementation("eager")
     ids, replies, _ = await play(TransformersInferenceEngine(loaded), 2)
     for end, log_probs in replies:
         assert log_probs == pytest.approx(own_log_probs(loaded, ids[:end], len(log_probs)), abs=1e-3)

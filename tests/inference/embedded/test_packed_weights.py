@@ -104,41 +104,24 @@ async def test_weights_that_change_are_packed_anew(
     await engine.close()
 
 
-def test_no_copies_where_memory_is_short(small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = PackedWeights(model.model)
-    monkeypatch.setattr(packed_weights, "free_memory", lambda: 1000)
-    for _ in range(3 * packed_weights.SOON):
-        with packed.at_work(4):
-            assert packed.bytes == 0
-
-
-def test_a_copy_of_a_model_is_plain(small: None, model: LoadedModel) -> None:
-    packed = PackedWeights(model.model)
-    with torch.inference_mode():
-        for _ in range(packed_weights.SOON):
-            with packed.at_work(4):
-                pass
-    assert packed.bytes > 0
-    assert not any("forward" in module.__dict__ for module in copy.deepcopy(model.model).modules())
-
-
-def test_small_matrices_stay_as_they_are(model: LoadedModel) -> None:
-    assert not PackedWeights(model.model)._linears
-
-
 def steps(packed: PackedWeights, module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        for _ in range(packed_weights.SOON + 1):
-            with packed.at_work(4):
+        for _ in range(2 * packed_weights.SOON):
+            with packed.at_work(len(rows)):
                 made = module(rows)
     return made
 
 
-def test_weights_that_do_not_say_when_they_change_are_not_packed(small: None) -> None:
-    with torch.inference_mode():
+@pytest.mark.parametrize("why", ["it is small", "it does not say when it changes", "memory", "one row", "many rows"])
+def test_what_packing_is_not_for_is_multiplied_as_it_is(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "LARGE", 2**20 if why == "it is small" else 2**10)
+    with torch.inference_mode(why == "it does not say when it changes"):
         linear = torch.nn.Linear(64, 64)
+    if why == "memory":
+        monkeypatch.setattr(packed_weights, "free_memory", lambda: 1000)
+    rows = torch.randn({"one row": 1, "many rows": packed_weights.MANY_ROWS + 1}.get(why, 4), 64)
     packed = PackedWeights(linear)
-    steps(packed, linear, torch.randn(4, 64))
+    assert torch.equal(steps(packed, linear, rows), linear(rows))
     assert packed.bytes == 0
 
 
@@ -167,21 +150,13 @@ def test_weights_that_cannot_be_packed_are_multiplied_as_they_are(
     assert "no such layout" in caplog.text
 
 
-def test_rows_that_copies_are_not_for_make_none(small: None) -> None:
-    linear = torch.nn.Linear(64, 64)
-    packed = PackedWeights(linear)
-    with torch.inference_mode():
-        for rows in (1, packed_weights.MANY_ROWS + 1):
-            for _ in range(2 * packed_weights.SOON):
-                with packed.at_work(rows):
-                    assert packed.bytes == 0
-
-
-def test_a_copy_made_during_a_forward_has_weights_of_its_own(small: None) -> None:
+def test_a_copy_has_weights_of_its_own_also_one_made_during_a_forward(small: None) -> None:
     linear = torch.nn.Linear(64, 64)
     packed = PackedWeights(linear)
     rows = torch.randn(4, 64)
     steps(packed, linear, rows)
+    assert packed.bytes > 0
+    assert "forward" not in copy.deepcopy(linear).__dict__
     with packed.at_work(4):
         other = copy.deepcopy(linear)
     with torch.no_grad():

@@ -46,14 +46,6 @@ def test_growing_equals_rendering_the_whole(lm: LoadedModel, template: str, syst
         assert ids == chat.whole(messages)
 
 
-def test_a_reply_that_was_cut_off_is_closed_by_the_context(lm: LoadedModel) -> None:
-    chat = ChatRenderer(lm)
-    user, answer = Message("user", "guess"), Message("user", "higher")
-    cut = chat.whole([user]) + lm.tokenizer("4", add_special_tokens=False)["input_ids"]
-    grown = cut + chat.following([answer], after_end=False)
-    assert grown == chat.whole([user, Message("assistant", "4"), answer])
-
-
 def test_pictures_take_as_many_tokens_as_the_model_gives_them(vlm: LoadedModel) -> None:
     chat = ChatRenderer(vlm)
     token = vlm.vision.image_token_id
@@ -77,7 +69,7 @@ def test_a_template_that_drops_pictures_is_refused(vlm: LoadedModel) -> None:
         ChatRenderer(with_template(vlm, dropping)).whole([Message("user", "look", (picture(1),))])
 
 
-def test_a_reply_that_was_cut_off_may_be_told_again(lm: LoadedModel) -> None:
+def test_a_reply_that_was_cut_off_is_closed_by_the_context_and_may_be_told_again(lm: LoadedModel) -> None:
     chat = ChatRenderer(lm)
     for text in ("ok7", "ok7 higher", "a\nb"):
         user, answer = Message("user", "guess"), Message("user", text)
@@ -86,32 +78,26 @@ def test_a_reply_that_was_cut_off_may_be_told_again(lm: LoadedModel) -> None:
         assert grown == chat.whole([user, Message("assistant", "ok7"), answer])
 
 
-def test_a_template_that_rewrites_history_is_noticed(lm: LoadedModel) -> None:
+REWRITES = {
     # earlier replies lose what stands before '</think>', as reasoning models' templates do
-    forgetful = (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ '<think></think>' "
-        "if message['role'] == 'assistant' and loop.last }}{{ message['content'].split('</think>')[-1] }}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    chat = ChatRenderer(with_template(lm, forgetful))
+    "forgets": "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ '<think></think>' "
+    "if message['role'] == 'assistant' and loop.last }}{{ message['content'].split('</think>')[-1] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "numbers": TEMPLATES["chatml"].replace("['role'] + '\n'", "['role'] + loop.index | string + '\n'"),
+    # replies stand as they were and the prompt is always the same; only the next user message knows its number
+    "counts": TEMPLATES["chatml"].replace(
+        "['role'] + '\n'", "['role'] + (loop.index | string if message['role'] == 'user' else '') + '\n'"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", REWRITES)
+def test_a_template_that_rewrites_history_is_noticed(lm: LoadedModel, how: str) -> None:
+    assert REWRITES[how] != TEMPLATES["chatml"]
+    chat = ChatRenderer(with_template(lm, REWRITES[how]))
     assert not chat.incremental
     with pytest.raises(ContractError, match="rewrites history"):
         chat.following([Message("user", "x")], after_end=True)
-
-
-def test_a_template_that_numbers_messages_is_noticed(lm: LoadedModel) -> None:
-    numbered = TEMPLATES["chatml"].replace("message['role'] + '\n'", "message['role'] + loop.index | string + '\n'")
-    assert numbered != TEMPLATES["chatml"]
-    assert not ChatRenderer(with_template(lm, numbered)).incremental
-
-
-def test_a_template_that_counts_what_the_user_says_is_noticed(lm: LoadedModel) -> None:
-    # replies stand as they were and the prompt is always the same; only the next user message knows its number
-    counting = TEMPLATES["chatml"].replace(
-        "message['role'] + '\n'", "message['role'] + (loop.index | string if message['role'] == 'user' else '') + '\n'"
-    )
-    assert counting != TEMPLATES["chatml"]
-    assert not ChatRenderer(with_template(lm, counting)).incremental
 
 
 def test_without_a_template_the_remedy_is_named(lm: LoadedModel) -> None:
@@ -119,12 +105,6 @@ def test_without_a_template_the_remedy_is_named(lm: LoadedModel) -> None:
     bare.tokenizer.chat_template = None
     with pytest.raises(ContractError, match=r"model\.chat_template"):
         ChatRenderer(bare)
-
-
-def test_a_template_without_an_end_token_is_refused(lm: LoadedModel) -> None:
-    endless = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    with pytest.raises(ContractError, match="end tokens"):
-        ChatRenderer(with_template(lm, endless))
 
 
 HEADER = "{{ '<|im_start|>assistant\n' }}"

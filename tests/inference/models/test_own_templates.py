@@ -32,6 +32,13 @@ def in_order(text: str, words: list[str]) -> None:
     assert [text.index(word) for word in words] == sorted(text.index(word) for word in words), text
 
 
+def written(lm: LoadedModel, template: str | None) -> LoadedModel:
+    """The model with another chat template."""
+    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+    loaded.tokenizer.chat_template = template
+    return loaded
+
+
 @pytest.fixture(params=WORKING)
 def own(request: pytest.FixtureRequest) -> Own:
     return OWN[request.param]
@@ -138,9 +145,7 @@ def test_what_cannot_work_is_refused_by_name_with_the_remedy(name: str, lm: Load
 @pytest.mark.parametrize("file", ["chat_template.json", "processor_config.json"])
 def test_a_template_beside_the_tokenizer_is_read(file: str, lm: LoadedModel, tmp_path: Path) -> None:
     own = TEMPLATES["chatml"].replace("assistant", "model")
-    saved = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
-    saved.tokenizer.chat_template = None
-    saved.save(tmp_path)
+    written(lm, None).save(tmp_path)
     (tmp_path / file).write_text(json.dumps({"chat_template": own}))
     loaded = load_model(ModelConfig(local_path=str(tmp_path), device="cpu"))
     assert loaded.tokenizer.chat_template == own
@@ -152,8 +157,7 @@ def test_a_template_beside_the_tokenizer_is_read(file: str, lm: LoadedModel, tmp
 def test_a_template_is_tried_once_and_another_anew(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for template in ("chatml", "hermes"):
-        loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
-        loaded.tokenizer.chat_template = TEMPLATES[template] + "{# tried once #}"
+        loaded = written(lm, TEMPLATES[template] + "{# tried once #}")
         found[template] = loaded, dialect_of(loaded)
     assert [ChatRenderer.can_show(loaded, TOOLS) for loaded, _ in found.values()] == [False, True]
     monkeypatch.delattr("uirl.inference.models.dialect._Probe.render")
@@ -164,31 +168,12 @@ def test_a_template_is_tried_once_and_another_anew(lm: LoadedModel, monkeypatch:
         dialect_of(loaded)
 
 
-LOSSES = {
-    "system prompts": ("{% if m.role != 'system' %}", "{% endif %}", None),
-    "earlier replies": ("{% if m.role != 'assistant' or loop.last %}", "{% endif %}", "text of assistant"),
-    "words of the user but the last": ("{% if m.role != 'user' or loop.last %}", "{% endif %}", "text of user"),
-    "order": ("{% if loop.first %}{{ messages[-1].content }}{% endif %}", "", "loses, changes or doubles"),
-}
-
-
-@pytest.mark.parametrize("what", LOSSES)
-def test_a_template_that_loses_what_is_said_is_refused_or_given_it_elsewhere(what: str, lm: LoadedModel) -> None:
-    before, after, said = LOSSES[what]
-    body = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    template = f"{{% for m in messages %}}{before}{body}{after}{{% endfor %}}<|im_start|>assistant\n"
-    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
-    loaded.tokenizer.chat_template = template
-    if said is None:
-        shown = loaded.tokenizer.decode(ChatRenderer(loaded).whole([Message("system", "s1"), Message("user", "u2")]))
-        in_order(shown, ["s1", "u2"])
-        return
-    with pytest.raises(ContractError, match=f"{said}.*set model.chat_template"):
-        ChatRenderer(loaded)
-
-
 CONTENT = "{{ m.content }}"
-CHANGES = {
+ALTERED = {
+    "earlier replies": "{% if m.role != 'assistant' or loop.last %}BODY{% endif %}",
+    "words of the user but the last": "{% if m.role != 'user' or loop.last %}BODY{% endif %}",
+    "order": "{% if loop.first %}{{ messages[-1].content }}{% endif %}BODY",
+    "what was said long ago": "{% if loop.revindex <= 20 %}BODY{% endif %}",
     "capitals": "{{ m.content | lower }}",
     "marks": "{{ m.content | e }}",
     "tags": "{{ m.content | striptags }}",
@@ -197,22 +182,28 @@ CHANGES = {
     "lines but the first": "{{ m.content.split('\n')[0] }}",
     "indents": "{{ m.content | indent(2) }}",
     "what is long": "{{ m.content[:2000] }}",
-    "tool results that are long": "{{ m.content if m.role != 'tool' else m.content[:2000] }}",
 }
+"""What a template loses or changes -> how it writes a message, or its content."""
 
 
-@pytest.mark.parametrize("what", [*CHANGES, "what was said long ago"])
-def test_a_template_that_changes_what_is_said_is_refused_or_given_it_elsewhere(what: str, lm: LoadedModel) -> None:
-    newest = "messages[-20:]" if what == "what was said long ago" else "messages"
-    body = f"<|im_start|>{{{{ m.role }}}}\n{CHANGES.get(what, CONTENT)}<|im_end|>\n"
-    template = f"{{% for m in {newest} %}}{body}{{% endfor %}}<|im_start|>assistant\n"
-    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
-    loaded.tokenizer.chat_template = template
-    if what == "tool results that are long":
-        assert not dialect_of(loaded).tool
-        return
-    with pytest.raises(ContractError, match=r"text of .*set model\.chat_template"):
-        ChatRenderer(loaded)
+def saying(lm: LoadedModel, message: str) -> LoadedModel:
+    """The model with a template that writes every message so."""
+    body = f"<|im_start|>{{{{ m.role }}}}\n{CONTENT if 'BODY' in message else message}<|im_end|>\n"
+    whole = message.replace("BODY", body) if "BODY" in message else body
+    return written(lm, f"{{% for m in messages %}}{whole}{{% endfor %}}<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_a_template_that_loses_or_changes_what_is_said_is_refused(what: str, lm: LoadedModel) -> None:
+    with pytest.raises(ContractError, match=r"loses, changes or doubles the text of .*set model\.chat_template"):
+        ChatRenderer(saying(lm, ALTERED[what]))
+
+
+def test_what_a_template_loses_in_one_role_is_given_to_it_in_another(lm: LoadedModel) -> None:
+    loaded = saying(lm, "{% if m.role != 'system' %}BODY{% endif %}")
+    shown = loaded.tokenizer.decode(ChatRenderer(loaded).whole([Message("system", "s1"), Message("user", "u2")]))
+    in_order(shown, ["s1", "u2"])
+    assert not dialect_of(saying(lm, "{{ m.content if m.role != 'tool' else m.content[:2000] }}")).tool
 
 
 PLACES = {
@@ -236,9 +227,8 @@ def test_pictures_stand_where_they_came(where: str, lm: LoadedModel) -> None:
     head, parts, fits = PLACES[where]
     body = f"{{% if m.content is string %}}{CONTENT}{{% else %}}{parts}{{% endif %}}"
     front: Any = SimpleNamespace(front=SimpleNamespace(word="<pic>"))
-    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer), vision=front)
-    loaded.tokenizer.chat_template = f"{head}{{% for m in messages %}}{body}<|im_end|>{{% endfor %}}"
-    assert dialect_of(loaded).pictures is fits
+    loaded = written(lm, f"{head}{{% for m in messages %}}{body}<|im_end|>{{% endfor %}}")
+    assert dialect_of(replace(loaded, vision=front)).pictures is fits
 
 
 UNTOLD = {
@@ -255,10 +245,8 @@ UNTOLD = {
 @pytest.mark.parametrize("what", UNTOLD)
 def test_tools_of_which_a_template_leaves_something_out_are_described(what: str, lm: LoadedModel) -> None:
     head, described = UNTOLD[what]
-    loaded = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
-    loaded.tokenizer.chat_template = (
-        f"{{% if tools %}}{head}{{% endif %}}{{% for m in messages %}}{CONTENT}<|im_end|>{{% endfor %}}"
-    )
+    template = f"{{% if tools %}}{head}{{% endif %}}{{% for m in messages %}}{CONTENT}<|im_end|>{{% endfor %}}"
+    loaded = written(lm, template)
     assert bool(ChatRenderer(loaded, TOOLS).described) is described
 
 

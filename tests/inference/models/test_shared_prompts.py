@@ -16,7 +16,6 @@ from uirl.errors import ContractError
 from uirl.inference import LoadedModel, load_model
 from uirl.inference.embedded.runner import proven_spans
 from uirl.inference.models import shared_prompts
-from uirl.inference.models import shared_prompts as padding_rule
 from uirl.inference.models.attention import context_limit
 from uirl.inference.models.shared_prompts import (
     SharedPrompt,
@@ -52,7 +51,7 @@ def dense(row: list[SharedPrompt]) -> torch.Tensor:
 @pytest.mark.parametrize("padding", [0, 256])
 def test_attention_and_its_gradient_are_those_of_a_dense_mask(row, queries, padding, monkeypatch):
     monkeypatch.setattr(shared_prompts, "QUERIES", queries)
-    monkeypatch.setattr(padding_rule, "PADDING_TOKENS", padding)
+    monkeypatch.setattr(shared_prompts, "PADDING_TOKENS", padding)
     n = sum(one.length for one in row)
     parts = [torch.randn(1, heads, n, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     weights = torch.randn(1, 4, n, 8, dtype=torch.float64)

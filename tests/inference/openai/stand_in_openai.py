@@ -74,7 +74,7 @@ class StandInOpenAI(StandIn):
             prompt = self.loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         ends = [self.loaded.tokenizer.eos_token_id, *body.get("stop_token_ids", ())]
         made = self._sample(body, prompt, (), ends)
-        text = self._words(made, keep_end=False)
+        text = self._words(made)
         words = [self.loaded.tokenizer.decode([token]) for token in made.ids]
         changed = body.get("top_p", 1.0) < 1 or "logit_bias" in body or body.get("top_k", 0) > 0
         of = {"unscaled": "kept" if changed else "raw"}.get(self.reports, self.reports)
@@ -118,7 +118,7 @@ class StandInOpenAI(StandIn):
         prompt = ChatRenderer(self.loaded).whole(messages)
         limited = body | {"max_tokens": body.get(self.limit_field, 16)}
         made = self._sample(limited, prompt, shots, self.loaded.end_ids)
-        message = {"role": "assistant", "content": self._words(made, keep_end=False)}
+        message = {"role": "assistant", "content": self._words(made)}
         choice = {"index": 0, "message": message, "finish_reason": "stop" if made.stopped else "length"}
         return self._whole("chat.completion", choice, prompt, made)
 
@@ -142,8 +142,8 @@ class StandInOpenAI(StandIn):
             seed=body.get("seed"),
         )
 
-    def _words(self, made: Sampled, *, keep_end: bool) -> str:
-        ids = made.ids[:-1] if made.stopped and not keep_end else made.ids
+    def _words(self, made: Sampled) -> str:
+        ids = made.ids[:-1] if made.stopped else made.ids
         return self.loaded.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _whole(self, kind: str, choice: dict[str, Any], prompt: list[int], made: Sampled) -> Answer:

@@ -17,18 +17,6 @@ from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.rollout.episode import EngineAgent
 from uirl.training import RayPPOTrainer
 
-
-async def test_passing_trouble_is_waited_out(make: Any, lm: LoadedModel) -> None:
-    engine, server = make(lm, "ids")
-    engine._client.retries, engine._client.backoff = 3, 0.01
-    asked = asked_of(ChatRenderer(lm))
-    expected = await engine.generate(asked)
-    server.faults += [Answer("oops", 500), Answer("oops", 500)]
-    assert await engine.generate(asked) == expected
-    server.faults += [Answer("slow down", 429, {"retry-after": "0.01"}), Answer({"x": "y" * 99}, keep=0.5)]
-    assert await engine.generate(asked) == expected
-
-
 SHAPES = [
     (Answer([1]), r"answer is \[1\]; expected an object"),
     (Answer({"choices": []}), "choices has 0 items; expected at least 1"),

@@ -94,6 +94,3 @@ async def test_extra_stop_tokens_become_stop_words(make: Any, lm: LoadedModel) -
     engine, server = make(lm, "chat")
     await engine.generate(asked_of(ChatRenderer(lm), stop_token_ids=(40, *lm.end_ids)))
     assert server.seen[-1].body["stop"] == [lm.tokenizer.decode([40])]
-
-
-# -- tools -----------------------------------------------------------------------------------------------------

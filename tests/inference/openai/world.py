@@ -26,7 +26,4 @@ def asked_of(chat: ChatRenderer, messages: tuple[Message, ...] = TALK, **samplin
     return GenerationRequest(tuple(chat.whole(messages)), shots, params, messages=messages)
 
 
-# -- servers that talk in token ids ----------------------------------------------------------------------------
-
-
 ADD = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}

@@ -47,12 +47,6 @@ async def test_another_prompt_than_was_sent_is_a_failure(make: Any, vlm: LoadedM
         await world.engine.generate(asked)
 
 
-async def test_pictures_for_a_text_model_are_refused(make: Any, lm: LoadedModel) -> None:
-    world = make("server", lm)
-    with pytest.raises(ContractError, match="is a text model"):
-        await world.engine.generate(replace(ASKED, images=(picture(1),)))
-
-
 @pytest.mark.parametrize(
     ("spoiled", "message"),
     [

@@ -145,7 +145,6 @@ def test_settings_that_would_break_training_are_refused() -> None:
         with pytest.raises(ConfigError, match="must not set"):
             engine_arguments(config.model, config.inference)
     config = ConfigStore().override(["model.use_lora=true", "model.lora.r=1024"])
-    config = ConfigStore().override(["model.use_lora=true", "model.lora.r=1024"])
     with pytest.raises(ConfigError, match="at most 512"):
         engine_arguments(config.model, config.inference)
 
