@@ -16,9 +16,8 @@ from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message
 from uirl.inference.sglang.engine import SGLangInferenceEngine
 
 
-@pytest.mark.parametrize("where", ["server", "process"])
-async def test_log_probs_of_another_distribution_are_refused(make: Any, lm: LoadedModel, where: str) -> None:
-    world = make(where, lm, original=True)
+async def test_log_probs_of_another_distribution_are_refused(make: Any, lm: LoadedModel) -> None:
+    world = make("server", lm, original=True)
     with pytest.raises(ContractError, match="without SGLANG_RETURN_ORIGINAL_LOGPROB"):
         await world.engine.generate(ASKED)
 
@@ -31,13 +30,12 @@ def test_the_environment_variable_is_seen_before_the_start(
         make("process", lm)
 
 
-@pytest.mark.parametrize("where", ["server", "process"])
-async def test_another_prompt_than_was_sent_is_a_failure(make: Any, vlm: LoadedModel, where: str) -> None:
+async def test_another_prompt_than_was_sent_is_a_failure(make: Any, vlm: LoadedModel) -> None:
     chat = ChatRenderer(vlm)
     shot = picture(4)
     ids = tuple(chat.whole([Message("user", "press", (shot,))]))
     asked = GenerationRequest(ids, (shot,), SamplingParams(max_tokens=2, seed=1))
-    world = make(where, vlm, retokenizes=True)
+    world = make("server", vlm, retokenizes=True)
     with pytest.raises(EngineFailure, match="SGLANG_MM_AVOID_RETOKENIZE=1"):
         await world.engine.generate(asked)
     world.logic.retokenizes = False

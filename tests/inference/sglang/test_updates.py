@@ -18,8 +18,7 @@ from uirl.learner import Policy
 from uirl.training import RayPPOTrainer
 
 
-@pytest.mark.parametrize("where", ["server", "process"])
-@pytest.mark.parametrize("kind", ["lm", "vlm"])
+@pytest.mark.parametrize(("where", "kind"), [("server", "lm"), ("process", "vlm")])
 async def test_an_update_replaces_the_weights_and_drops_the_cache(make: Any, where: str, kind: str) -> None:
     name = f"uirl/tiny-{kind}"
     world, trained = make(where, tiny_model(name)), tiny_model(name, init_seed=5)
