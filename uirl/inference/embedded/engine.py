@@ -56,7 +56,6 @@ class TransformersInferenceEngine(InferenceEngine):
         max_batch_size: int = 256,
         max_context: int | None = None,
         kv_cache: bool = True,
-        max_prefill_tokens: int = 16384,
         pool_bytes: int | None = None,
         swap: Literal["token", "turn"] = "token",
         keep_cache: bool = False,
@@ -71,7 +70,7 @@ class TransformersInferenceEngine(InferenceEngine):
         if self._runner.max_cached_tokens < limit:
             limit = self._runner.max_cached_tokens
             self._limited_by = f"all that the attention cache of {room} bytes holds, inference.kv_cache_gib"
-        self.limits = SchedulerLimits(max_batch_size, limit, max_prefill_tokens, self._runner.max_cached_tokens)
+        self.limits = SchedulerLimits(max_batch_size, limit, max_cached_tokens=self._runner.max_cached_tokens)
         self._scheduler = Scheduler(
             self.limits,
             end_ids=loaded.end_ids,

@@ -20,7 +20,7 @@ from torch import Tensor
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.packing import PackedPixels, pack_pixels
-from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
+from uirl.inference.models.picture_cache import PictureCache
 from uirl.inference.models.processors import Expansion, PictureProcessor, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import Box, PictureTransform
@@ -221,14 +221,7 @@ class VisionInputs:
     those of the tokens, and it takes all that the processor returns.
     """
 
-    def __init__(
-        self,
-        model_config: Any,
-        processor: PictureProcessor,
-        *,
-        backbone: Any | None = None,
-        cache_bytes: int = KEPT_BYTES,
-    ) -> None:
+    def __init__(self, model_config: Any, processor: PictureProcessor, *, backbone: Any | None = None) -> None:
         self.front = processor
         self.processor = processor.images
         """The HF image processor."""
@@ -249,7 +242,7 @@ class VisionInputs:
         self._runs: dict[int, Expansion] = {}
         self._counts: BoundedCache[int] = BoundedCache(2**20)
         self.cache: PictureCache[EncodedImage] = PictureCache(
-            lambda images: self._process(images), pack=self._pack, bare=EncodedImage.bare, max_bytes=cache_bytes
+            lambda images: self._process(images), pack=self._pack, bare=EncodedImage.bare
         )
 
     def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
