@@ -31,7 +31,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """Return how far hidden states [..., H] are from others, in parts of their size, as a mean over tokens."""
+    """Return how far hidden states [B, T, H] or [T, H] are from others, in parts of their size, as a mean over
+    tokens."""
     distance = (ours - theirs).float().norm(dim=-1)
     return float((distance / theirs.float().norm(dim=-1).clamp(min=1e-30)).mean())
 
