@@ -40,13 +40,12 @@ class Message:
         if self.call_id:
             message["tool_call_id"] = self.call_id
         if self.tool_calls:
-            message["tool_calls"] = [_call_as_hf(call) for call in self.tool_calls]
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                | ({"id": call.id} if call.id else {})
+                for call in self.tool_calls
+            ]
         return message
-
-
-def _call_as_hf(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": dict(call.arguments)}
-    return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
 
 
 def write_call(name: str, arguments: Any) -> str:

@@ -109,12 +109,8 @@ def _mark(weight: Tensor) -> tuple[int, int, float]:
 def packable(model: nn.Module) -> list[nn.Linear]:
     """Return the products with large matrices that would be packed on a CPU, where they are multiplied as they come."""
     plain = (module for module in model.modules() if type(module) is nn.Linear and "forward" not in module.__dict__)
-    return [linear for linear in plain if _is_large(linear.weight)]
-
-
-def _is_large(weight: Tensor) -> bool:
-    # inference tensors do not say when they change
-    return weight.dtype in DTYPES and weight.numel() >= LARGE and not weight.is_inference()
+    large = (linear for linear in plain if linear.weight.dtype in DTYPES and linear.weight.numel() >= LARGE)
+    return [linear for linear in large if not linear.weight.is_inference()]  # which do not say when they change
 
 
 def _forward_with(packed: Tensor, of: nn.Linear) -> Any:

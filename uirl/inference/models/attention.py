@@ -82,7 +82,8 @@ def attention_spans(model_config: Any, dtype: torch.dtype, *, name: str) -> Atte
     outside, and for layers that keep something else than keys and values.
     """
     config = model_config.get_text_config()
-    types = list(dict.fromkeys(getattr(config, "layer_types", None) or [_only_kind(config)]))
+    only: Kind = next((kind for kind in SIZE_KEYS if _size(config, kind) is not None), "full_attention")
+    types = list(dict.fromkeys(getattr(config, "layer_types", None) or [only]))
     unknown = sorted(set(types) - {"full_attention", *SIZE_KEYS})
     if unknown:
         raise ContractError(
@@ -92,10 +93,6 @@ def attention_spans(model_config: Any, dtype: torch.dtype, *, name: str) -> Atte
         )
     sizes = {kind: _size(config, kind) for kind in types}
     return AttentionSpans(sizes, _additive(config, dtype, name))
-
-
-def _only_kind(config: Any) -> Kind:
-    return next((kind for kind in SIZE_KEYS if _size(config, kind) is not None), "full_attention")
 
 
 def _size(config: Any, kind: Kind) -> int | None:
@@ -137,15 +134,11 @@ def rope_limit(config: Any) -> tuple[int, str] | None:
     by others, those of its shorter sequences too; and the rope type that does so. None: one rule for any number.
     `config`: of the text model."""
     whole = getattr(config, "max_position_embeddings", None) or 4096
-    kinds = [(rope, str(rope.get("rope_type"))) for rope in _ropes(config)]
-    found = [(rope, kind) for rope, kind in kinds if kind in ("longrope", "dynamic")]
-    return min(
-        ((int(rope.get("original_max_position_embeddings") or whole), kind) for rope, kind in found), default=None
-    )
-
-
-def _ropes(config: Any) -> list[Mapping[str, Any]]:
-    """Return the rotary settings of the model: one, or one per kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [rope for rope in parameters.values() if isinstance(rope, Mapping)]
-    return nested or [parameters]
+    # one, or one per kind of layer
+    ropes = [rope for rope in parameters.values() if isinstance(rope, Mapping)] or [parameters]
+    found = [rope for rope in ropes if rope.get("rope_type") in ("longrope", "dynamic")]
+    return min(
+        ((int(rope.get("original_max_position_embeddings") or whole), str(rope["rope_type"])) for rope in found),
+        default=None,
+    )

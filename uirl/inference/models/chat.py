@@ -294,7 +294,8 @@ class ChatRenderer:
 
     def _suffixes_agree(self) -> bool:
         from_user = [Message("user", "next words\nand more")]
-        from_tool = [Message("tool", "12", name=_names(self._tools)[0]) for _ in range(2)] if self._tools else []
+        names = [str(tool.get("function", tool)["name"]) for tool in self._tools]
+        from_tool = [Message("tool", "12", name=name) for name in 2 * names[:1]]
         return all(self._grows_alike(following) for following in (from_user, from_tool) if following)
 
     def _grows_alike(self, following: list[Message]) -> bool:
@@ -361,7 +362,3 @@ def _bare(message: Message) -> Message:
 
 def _bytes_of(text: str) -> int:
     return 8 * len(text)
-
-
-def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [str(tool.get("function", tool)["name"]) for tool in tools]

@@ -105,7 +105,12 @@ class ControlTokens:
             if self.among(ids) == self.among(expected):
                 return ids
         if self._apart is None:
-            self._apart = _secret_tokenizer(self._tokenizer, self._words)
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            self._apart = (
+                _PieceTokenizer(self._tokenizer, self._words)
+                if backend is None
+                else _SecretTokenizer(backend, self._words)
+            )
         for spread in (False, True):
             ids = self._apart.encode(self._named(text, spread=spread))
             if not self.among(ids):  # those that the template wrote are inverted
@@ -211,8 +216,3 @@ class _PieceTokenizer:
             elif piece != _NOTHING:
                 ids += self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
-
-
-def _secret_tokenizer(tokenizer: Any, words: Sequence[str]) -> _SecretTokenizer | _PieceTokenizer:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return _PieceTokenizer(tokenizer, words) if backend is None else _SecretTokenizer(backend, words)

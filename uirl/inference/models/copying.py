@@ -6,8 +6,6 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from uirl.inference.models.loading import LoadedModel
 
 
@@ -18,13 +16,10 @@ def copy_of(loaded: LoadedModel) -> LoadedModel:
     (`Policy.update_for`). Tokenizer and picture side are those of `loaded`, which threads may share.
     """
     model: Any = copy.deepcopy(loaded.model)
-    for path, layer in [(path, layer) for path, layer in model.named_modules() if _is_adapted(layer)]:
+    adapted = [(path, layer) for path, layer in model.named_modules() if hasattr(layer, "lora_A")]
+    for path, layer in adapted:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer.base_layer)
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()
     return replace(loaded, model=model.eval().requires_grad_(False))
-
-
-def _is_adapted(layer: nn.Module) -> bool:
-    return hasattr(layer, "lora_A") and hasattr(layer, "base_layer")

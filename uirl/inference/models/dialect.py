@@ -120,7 +120,9 @@ def dialect_of(loaded: LoadedModel) -> Dialect:
     """Return how messages are handed to the chat template of a model. Raises ContractError for a template that loses,
     doubles or moves what is said, whatever way it is handed over, and for one whose prompts lack the header of a
     reply."""
-    key = _what_is_tried(loaded)
+    tokenizer = loaded.tokenizer
+    # all that decides how messages are rendered
+    key = type(tokenizer), str(tokenizer.chat_template), str(tokenizer.special_tokens_map), _picture_of(loaded)
     if key not in _FOUND:
         _FOUND[key] = _tried(loaded)
     return _FOUND[key]
@@ -168,12 +170,6 @@ def shows_tools(loaded: LoadedModel, dialect: Dialect, tools: Sequence[Mapping[s
     except OBJECTIONS:
         return False
     return all(word in text for text in texts for word in words) and probe.keeps(dialect, *_TALKS, _RESULTS)
-
-
-def _what_is_tried(loaded: LoadedModel) -> tuple[Hashable, ...]:
-    """Return all that decides how messages are rendered."""
-    tokenizer = loaded.tokenizer
-    return type(tokenizer), str(tokenizer.chat_template), str(tokenizer.special_tokens_map), _picture_of(loaded)
 
 
 def _picture_of(loaded: LoadedModel) -> str | None:

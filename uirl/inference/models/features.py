@@ -128,7 +128,9 @@ class PictureFeatures:
             with torch.inference_mode(False), torch.no_grad():
                 return change(ask(*args, **kwargs))
 
-        with _lock_of(backbone):
+        with _LOCKS_LOCK:
+            mine = _LOCKS.setdefault(backbone, threading.RLock())
+        with mine:  # two threads may not intercept one module at a time
             backbone.get_image_features = features
             try:
                 yield
@@ -181,12 +183,6 @@ def _joined(parts: Sequence[_Features]) -> _Answer:
     layers = list(zip(*(part.deep for part in parts), strict=True))
     joined = any(part.joined for part in parts)
     return _Answer([part.pooled for part in parts], [torch.cat(layer) for layer in layers] if joined else layers)
-
-
-def _lock_of(backbone: Any) -> threading.RLock:
-    """Return the lock of a module: two threads may not intercept one at a time."""
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(backbone, threading.RLock())
 
 
 def vision_is_frozen(model: Any) -> bool:

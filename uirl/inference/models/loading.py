@@ -177,7 +177,9 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     gets them all the same.
     """
     device = device_of(config.device)
-    _check_name(config)
+    names = (*BUILT_IN_MODELS, *PACKAGED)
+    if config.local_path is None and config.model_name.startswith("uirl/") and not _is(config, names):
+        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(names)}")
     if _is(config, TINY_MODELS):
         init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
         model, tokenizer, processor = build_tiny(config.model_name, config.tiny, seed=init)
@@ -193,37 +195,28 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
         loaded.vision.cache.kept.keep_at_most(kept)
         loaded.features = PictureFeatures(kept)
     if config.max_image_pixels is not None:
-        _limit_pictures(loaded, config.max_image_pixels)
+        if loaded.vision is None:
+            raise ConfigError(
+                f"model.max_image_pixels={config.max_image_pixels}: {loaded.name} is a text model; expected a "
+                "vision-language model. Set model.max_image_pixels=null"
+            )
+        loaded.vision.front.limit_pixels(config.max_image_pixels)
     if config.chat_template is not None:
         tokenizer.chat_template = TEMPLATES.get(config.chat_template, config.chat_template)
     if weights:
         check_head(loaded)
         if loaded.vision is not None and not _is(config, BUILT_IN_MODELS):
-            prove_pictures(
-                loaded.vision, loaded.model, lambda ids, images: _read(loaded, ids, images), name=loaded.name
-            )
+
+            def read(sequences: Sequence[Sequence[int]], images: Sequence[Screenshot]) -> Tensor:
+                ids, positions = pad_sequences(loaded, sequences, [[image] for image in images])
+                return hidden_states(loaded, ids, positions, images)
+
+            prove_pictures(loaded.vision, loaded.model, read, name=loaded.name)
     return loaded
-
-
-def _limit_pictures(loaded: LoadedModel, max_pixels: int) -> None:
-    """Let the model read at most so many pixels of a picture. Raises ConfigError where it cannot."""
-    if loaded.vision is None:
-        raise ConfigError(
-            f"model.max_image_pixels={max_pixels}: {loaded.name} is a text model; expected a vision-language model. "
-            "Set model.max_image_pixels=null"
-        )
-    loaded.vision.front.limit_pixels(max_pixels)
 
 
 def _is(config: Any, names: Collection[str]) -> bool:
     return config.local_path is None and config.model_name in names
-
-
-def _check_name(config: Any) -> None:
-    """Raise ConfigError for a built-in name that does not exist."""
-    names = (*BUILT_IN_MODELS, *PACKAGED)
-    if config.local_path is None and config.model_name.startswith("uirl/") and not _is(config, names):
-        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(names)}")
 
 
 def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) -> LoadedModel:
@@ -265,28 +258,17 @@ def hidden_states(
         kwargs |= loaded.vision_for(images).token_types(input_ids)
     kwargs.setdefault("use_cache", False)
     backbone = _backbone(loaded.model)
-    if "past_key_values" in kwargs and _takes(backbone, "cache"):  # its name since transformers 5.24
-        kwargs["cache"] = kwargs.pop("past_key_values")
+    if "past_key_values" in kwargs and "cache" in inspect.signature(backbone.forward).parameters:
+        kwargs["cache"] = kwargs.pop("past_key_values")  # its name since transformers 5.24
     inputs = {"input_ids": input_ids, "position_ids": positions, **kwargs}
     output = loaded.features.forward(loaded, backbone, images, **inputs)
     return output.last_hidden_state
-
-
-def _takes(module: Any, name: str) -> bool:
-    return name in inspect.signature(module.forward).parameters
 
 
 def _backbone(model: Any) -> Any:
     """Return the model below the head."""
     # Llama 4 names another base model than it has
     return model.model if model.base_model is model else model.base_model
-
-
-@torch.no_grad()
-def _read(loaded: LoadedModel, sequences: Sequence[Sequence[int]], images: Sequence[Screenshot]) -> Tensor:
-    """Return hidden states [B, T, H] of sequences with one picture each."""
-    ids, positions = pad_sequences(loaded, sequences, [[image] for image in images])
-    return hidden_states(loaded, ids, positions, images)
 
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -46,10 +46,6 @@ def _dtype_of_checkpoint(path: str, trust_remote_code: bool) -> str:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the config.json of {path!r}: {str(error).rstrip('.')}") from error
-    return "float32" if _stored(config) == "float32" else "bfloat16"
-
-
-def _stored(config: Any) -> str:
-    """Return what a HuggingFace config says of the whole model or else of its text part: 'float32', 'None'."""
-    whole = getattr(config, "dtype", None)
-    return str(getattr(config.get_text_config(), "dtype", None) if whole is None else whole).removeprefix("torch.")
+    # of the whole model, or else of its text part
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return "float32" if str(stored).removeprefix("torch.") == "float32" else "bfloat16"

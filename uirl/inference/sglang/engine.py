@@ -150,7 +150,11 @@ class SGLangInferenceEngine(InferenceEngine):
         weights = pushed_weights(weights, adapter, takes_adapters=self.takes_adapters, program="SGLang")
         await self._ready.get()
         if adapter is not None:
-            self._check_base()
+            if self._merged:
+                raise ContractError(
+                    "a whole model with its adapters merged in was sent before, so an adapter alone would count twice; "
+                    "go on with whole models, or make a new engine"
+                )
             await self._load(await asyncio.to_thread(self._files.write_adapter, weights, adapter), version)
             # a request may be on its way with the adapter before
             await self._unload(keep=2)
@@ -253,14 +257,6 @@ class SGLangInferenceEngine(InferenceEngine):
         finally:
             self._files.remove(folder)
         self._broken, self._merged = None, self.takes_adapters
-
-    def _check_base(self) -> None:
-        """Raise ContractError where an adapter would come on top of weights it was merged into."""
-        if self._merged:
-            raise ContractError(
-                "a whole model with its adapters merged in was sent before, so an adapter alone would count twice; go "
-                "on with whole models, or make a new engine"
-            )
 
     async def _load(self, folder: Path, version: int) -> None:
         """Load an adapter under a name of its own, so that nothing cached with another is taken for it."""

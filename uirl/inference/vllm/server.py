@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uirl.errors import ConfigError, EngineFailure
 from uirl.images import data_url
@@ -13,9 +13,6 @@ from uirl.inference.http import ModelServerClient, ServerFailure
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
 from uirl.runtime.bounded_cache import BoundedCache
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _NEEDED = {
     "/inference/v1/generate": "--enable-scale-out",
@@ -158,10 +155,10 @@ class VLLMServer(VLLMBackend):
 
     def _address(self, picture: Picture) -> str:
         """Write the picture as a data URL: PNG, which loses nothing."""
-        return self._encoded.get(picture.key, lambda: _png_url(picture.image), len)
 
+        def encode() -> str:
+            buffer = io.BytesIO()
+            picture.image.save(buffer, format="PNG", compress_level=1)
+            return data_url(buffer.getvalue())
 
-def _png_url(image: Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
-    return data_url(buffer.getvalue())
+        return self._encoded.get(picture.key, encode, len)
