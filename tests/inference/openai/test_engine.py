@@ -39,7 +39,7 @@ async def test_every_fault_is_a_typed_failure(
     make: Any, lm: LoadedModel, grade: str, fault: Answer, message: str
 ) -> None:
     engine, server = make(lm, grade)
-    asked = asked_of(ChatRenderer(lm))
+    asked = asked_of(lm)
     await engine.generate(asked)
     if fault.seconds:
         engine._client.timeout = 0.3
@@ -53,24 +53,22 @@ async def test_every_fault_is_a_typed_failure(
 
 async def test_a_server_that_is_down_is_not_taken_for_one_that_can_do_less(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
-    chat = ChatRenderer(lm)
     server.faults += [Answer("starting", 503)]
     with pytest.raises(EngineFailure, match="503"):
-        await engine.generate(asked_of(chat))
+        await engine.generate(asked_of(lm))
     server.faults += [Answer({"object": "list", "data": [{"id": lm.name}]}), Answer("who are you", 401)]
     with pytest.raises(EngineFailure, match="TEST_KEY is not set"):
-        await engine.generate(asked_of(chat))
-    assert (await engine.generate(asked_of(chat))).log_probs is not None
+        await engine.generate(asked_of(lm))
+    assert (await engine.generate(asked_of(lm))).log_probs is not None
     server.close()
-    failed = await asyncio.gather(*[engine.generate(asked_of(chat)) for _ in range(4)], return_exceptions=True)
+    failed = await asyncio.gather(*[engine.generate(asked_of(lm)) for _ in range(4)], return_exceptions=True)
     assert all(isinstance(e, EngineFailure) for e in failed)
 
 
 @pytest.mark.parametrize("grade", ["ids", "chat"])
 async def test_many_requests_at_once_get_their_own_answers(make: Any, lm: LoadedModel, grade: str) -> None:
     engine, server = make(lm, grade)
-    chat = ChatRenderer(lm)
-    asked = [asked_of(chat, (Message("user", f"guess {n}"),), seed=n, max_tokens=2) for n in range(64)]
+    asked = [asked_of(lm, (Message("user", f"guess {n}"),), seed=n, max_tokens=2) for n in range(64)]
     together = await asyncio.gather(*[engine.generate(a) for a in asked])
     for n in (0, 31, 63):
         assert await engine.generate(asked[n]) == together[n]
@@ -85,7 +83,7 @@ async def test_the_key_goes_out_and_stays_out_of_sight(
     told = []
     for grade in ("ids", "text", "chat"):
         engine, server = make(lm, grade)
-        asked = asked_of(ChatRenderer(lm))
+        asked = asked_of(lm)
         await engine.generate(asked)
         assert {s.headers.get("authorization") for s in server.seen} == {f"Bearer {KEY}"}
         for fault in (Answer(f"bad key {KEY}", 401), Answer({"choices": [KEY]}), Answer({"choices": [{"text": KEY}]})):
@@ -101,23 +99,22 @@ async def test_the_key_goes_out_and_stays_out_of_sight(
 
 
 async def test_the_model_is_the_one_that_is_asked_for_or_the_only_one(make: Any, lm: LoadedModel) -> None:
-    chat = ChatRenderer(lm)
     engine, server = make(lm, "chat", models=["some/other"])
-    await engine.generate(asked_of(chat))
+    await engine.generate(asked_of(lm))
     assert server.seen[-1].body["model"] == "some/other"
     engine, server = make(lm, "chat", models=["a", lm.name, "b"])
-    await engine.generate(asked_of(chat))
+    await engine.generate(asked_of(lm))
     assert server.seen[-1].body["model"] == lm.name
     engine, server = make(lm, "chat", models=None)  # it lists none
-    await engine.generate(asked_of(chat))
+    await engine.generate(asked_of(lm))
     assert server.seen[-1].body["model"] == lm.name
     engine, server = make(lm, "chat", models=["a", "uirl/tiny"])
     with pytest.raises(ConfigError, match=r"inference\.server_model.*did you mean 'uirl/tiny'"):
-        await engine.generate(asked_of(chat))
+        await engine.generate(asked_of(lm))
     config = config_of(server.url)
     config.inference.server_model = "a"
     engine = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
-    await engine.generate(asked_of(chat))
+    await engine.generate(asked_of(lm))
     assert server.seen[-1].body["model"] == "a"
 
 
@@ -138,15 +135,15 @@ async def test_the_context_limit_cuts_the_response(make: Any, lm: LoadedModel) -
     config = config_of(server.url)
     config.inference.max_context = len(chat.whole(TALK)) + 2
     engine = OpenAIInferenceEngine.from_config(config.engine_settings, lm, shared=True)
-    assert len((await engine.generate(asked_of(chat))).token_ids) <= 2
+    assert len((await engine.generate(asked_of(lm))).token_ids) <= 2
     longer = (*TALK, Message("assistant", "ok"), Message("user", "a much longer prompt"))
     with pytest.raises(EngineFailure, match=r"expected 1 to \d+ \(inference\.max_context\)"):
-        await engine.generate(asked_of(chat, longer))
+        await engine.generate(asked_of(lm, longer))
 
 
 async def test_replies_without_log_probs_are_refused_in_training(make: Any, lm: LoadedModel) -> None:
     engine, _ = make(lm, "chat")
-    asked = asked_of(ChatRenderer(lm))
+    asked = asked_of(lm)
 
     class Context:
         prompt_ids, images, messages, starts_segment = asked.prompt_ids, (), asked.messages, True

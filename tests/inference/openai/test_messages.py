@@ -29,7 +29,7 @@ async def test_structured_calls_become_text_that_the_parser_reads_and_go_back_st
         {"id": "b", "type": "function", "function": {"name": "add", "arguments": ""}},
     ]
     server.scripted += [({"role": "assistant", "content": "Two sums.", "tool_calls": calls}, "tool_calls")]
-    made = await engine.generate(asked_of(chat))
+    made = await engine.generate(asked_of(lm))
     assert server.seen[-1].body["tools"] == [ADD]
     assert made.finish_reason == "stop"
     said = chat.decode(made.token_ids)
@@ -37,7 +37,7 @@ async def test_structured_calls_become_text_that_the_parser_reads_and_go_back_st
     assert [(c.name, dict(c.arguments)) for c in action.tool_calls] == [("add", {"a": 1, "b": "é}{"}), ("add", {})]
     server.scripted += [({"role": "assistant", "content": "3"}, "stop")]
     talk = (*TALK, Message("assistant", said), Message("tool", "3", name="add"), Message("tool", "0", name="add"))
-    await engine.generate(asked_of(chat, talk))  # the stand-in refuses what OpenAI would refuse
+    await engine.generate(asked_of(lm, talk))  # the stand-in refuses what OpenAI would refuse
     sent = server.seen[-1].body["messages"]
     assert sent[2]["content"] == "Two sums."
     assert [c["function"]["arguments"] for c in sent[2]["tool_calls"]] == ['{"a": 1, "b": "é}{"}', "{}"]
@@ -113,7 +113,7 @@ def test_a_misshapen_message_is_a_failure(message: Any) -> None:
 
 async def test_half_a_character_that_a_model_wrote_does_not_end_the_run(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "chat")
-    asked = asked_of(ChatRenderer(lm))
+    asked = asked_of(lm)
     await engine.generate(asked)
     call = {"id": "x", "function": {"name": "say", "arguments": {"word": "\ud83d"}}}
     server.scripted += [({"content": "no \ud83d"}, "stop"), ({"content": None, "tool_calls": [call]}, "stop")]

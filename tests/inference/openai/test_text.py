@@ -21,7 +21,7 @@ async def test_a_chat_server_gets_messages_and_its_words_are_recorded(
     engine, server = make(vlm, "chat", limit_field=limit_field)
     chat = ChatRenderer(vlm)
     talk = (Message("system", "be brief"), Message("user", "press", (picture(1), picture(2, (84, 56)))))
-    asked = asked_of(chat, talk, temperature=0.7, top_p=0.9)
+    asked = asked_of(vlm, talk, temperature=0.7, top_p=0.9)
     made = await engine.generate(asked)
     body = server.seen[-1].body
     assert body["messages"][0] == {"role": "system", "content": "be brief"}
@@ -50,7 +50,7 @@ async def test_a_complete_reply_ends_with_the_end_token_of_the_template(make: An
         ({"role": "assistant", "content": None, "refusal": "no"}, "stop"),
         ({"role": "assistant", "content": ""}, "content_filter"),
     ]
-    made = [await engine.generate(asked_of(chat)) for _ in range(5)]
+    made = [await engine.generate(asked_of(lm)) for _ in range(5)]
     assert list(made[0].token_ids) == chat.demonstration("guess 4")
     assert [m.finish_reason for m in made] == ["stop", "length", "stop", "stop", "abort"]
     assert [chat.decode(m.token_ids) for m in made] == ["guess 4", "guess", "onetwo", "no", ""]
@@ -64,7 +64,7 @@ async def test_which_end_token_closes_a_complete_text(make: Any, lm: LoadedModel
     several = replace(lm, end_ids=(1, 2))
     engine, server = make(several, "text")
     server.spoil = said
-    asked = asked_of(ChatRenderer(lm))
+    asked = asked_of(lm)
     assert (await engine.generate(asked)).token_ids[-1] == 2  # the template's, of several
     bare = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
     bare.tokenizer.chat_template = None
@@ -78,19 +78,18 @@ async def test_which_end_token_closes_a_complete_text(make: Any, lm: LoadedModel
 async def test_without_messages_a_chat_server_cannot_be_asked(make: Any, lm: LoadedModel) -> None:
     engine, _ = make(lm, "chat")
     with pytest.raises(EngineFailure, match="no messages were given, and it continues no text"):
-        await engine.generate(replace(asked_of(ChatRenderer(lm)), messages=()))
+        await engine.generate(replace(asked_of(lm), messages=()))
 
 
 async def test_pictures_go_as_messages_also_to_a_server_that_talks_in_ids(make: Any, vlm: LoadedModel) -> None:
     engine, server = make(vlm, "ids")
-    chat = ChatRenderer(vlm)
-    assert (await engine.generate(asked_of(chat))).log_probs is not None
-    made = await engine.generate(asked_of(chat, (Message("user", "press", (picture(1),)),)))
+    assert (await engine.generate(asked_of(vlm))).log_probs is not None
+    made = await engine.generate(asked_of(vlm, (Message("user", "press", (picture(1),)),)))
     assert made.log_probs is None
     assert server.seen[-1].path == "/v1/chat/completions"
 
 
 async def test_extra_stop_tokens_become_stop_words(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "chat")
-    await engine.generate(asked_of(ChatRenderer(lm), stop_token_ids=(40, *lm.end_ids)))
+    await engine.generate(asked_of(lm, stop_token_ids=(40, *lm.end_ids)))
     assert server.seen[-1].body["stop"] == [lm.tokenizer.decode([40])]

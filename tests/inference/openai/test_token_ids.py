@@ -19,7 +19,6 @@ from uirl.serving import ModelEndpoint
 
 async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
-    chat = ChatRenderer(lm)
     report = await contract(engine, lm, max_tokens=6)
     assert report.log_prob_gap < 2e-5
     assert {s.path for s in server.seen} == {"/v1/models", "/v1/completions"}
@@ -27,7 +26,7 @@ async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: Load
     assert not engine.takes_weights
     await engine.close()
     with pytest.raises(EngineFailure, match="closed"):
-        await engine.generate(asked_of(chat))
+        await engine.generate(asked_of(lm))
 
 
 async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
@@ -39,53 +38,49 @@ async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
 
 
 async def test_log_probs_of_the_plain_model_count_where_it_is_what_was_sampled(make: Any, lm: LoadedModel) -> None:
-    chat = ChatRenderer(lm)
     engine, server = make(lm, "ids", reports="raw")
-    assert (await engine.generate(asked_of(chat))).log_probs is None  # the ban makes it another distribution
+    assert (await engine.generate(asked_of(lm))).log_probs is None  # the ban makes it another distribution
     assert server.seen[-1].body["logit_bias"] == {"0": -100}
     engine, server = make(lm, "ids", reports="raw", refuses=("logit_bias",))
     for same in ({}, {"temperature": 0.0}):
-        asked = asked_of(chat, **same)
+        asked = asked_of(lm, **same)
         made = await engine.generate(asked)
         expected = server.brain.sample(asked.prompt_ids, limit=8, seed=3, stop=lm.end_ids, **same)
         assert made.token_ids == tuple(expected.ids)
         assert made.log_probs == pytest.approx(expected.raw, abs=1e-6)
     for other in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
-        assert (await engine.generate(asked_of(chat, **other))).log_probs is None
+        assert (await engine.generate(asked_of(lm, **other))).log_probs is None
 
 
 @pytest.mark.parametrize("reports", ["scaled", "unscaled"])
 async def test_half_processed_log_probs_count_as_plain_ones(make: Any, lm: LoadedModel, reports: str) -> None:
     engine, _ = make(lm, "ids", reports=reports, refuses=("logit_bias",))
-    chat = ChatRenderer(lm)
-    assert (await engine.generate(asked_of(chat))).log_probs is not None
-    assert (await engine.generate(asked_of(chat, temperature=0.7))).log_probs is None
+    assert (await engine.generate(asked_of(lm))).log_probs is not None
+    assert (await engine.generate(asked_of(lm, temperature=0.7))).log_probs is None
 
 
 async def test_a_model_that_is_too_sure_tells_nothing(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
     sure = {"token_ids": [40, 41], "text": lm.tokenizer.decode([40, 41]), "logprobs": {"token_logprobs": [-1e-5, -1.0]}}
     server.faults += [Answer({"data": [{"id": lm.name}]}), Answer({"choices": [sure]})]
-    assert (await engine.generate(asked_of(ChatRenderer(lm)))).log_probs is None
+    assert (await engine.generate(asked_of(lm))).log_probs is None
 
 
 async def test_a_server_without_bias_and_stops_gets_neither(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids", refuses=("logit_bias", "stop_token_ids"))
-    chat = ChatRenderer(lm)
-    made = await engine.generate(asked_of(chat))
+    made = await engine.generate(asked_of(lm))
     assert made.log_probs is not None
     assert not {"logit_bias", "stop_token_ids"} & set(server.seen[-1].body)
     with pytest.raises(ContractError, match="takes no stop_token_ids"):
-        await engine.generate(asked_of(chat, stop_token_ids=(40,)))
+        await engine.generate(asked_of(lm, stop_token_ids=(40,)))
 
 
 async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: LoadedModel) -> None:
-    chat = ChatRenderer(lm)
-    second = (await make(lm, "ids")[0].generate(asked_of(chat))).token_ids[1]
-    made = await make(lm, "ids")[0].generate(asked_of(chat, stop_token_ids=(second,)))
+    second = (await make(lm, "ids")[0].generate(asked_of(lm))).token_ids[1]
+    made = await make(lm, "ids")[0].generate(asked_of(lm, stop_token_ids=(second,)))
     assert made.token_ids[1:] == (second,)
     assert made.finish_reason == "stop"
-    made = await make(replace(lm, end_ids=(*lm.end_ids, second)), "ids")[0].generate(asked_of(chat))
+    made = await make(replace(lm, end_ids=(*lm.end_ids, second)), "ids")[0].generate(asked_of(lm))
     assert made.token_ids[1:] == (second,)
     assert made.finish_reason == "stop"
 
@@ -95,19 +90,18 @@ async def test_what_a_server_does_by_itself_does_not_apply(
     make: Any, lm: LoadedModel, grade: str, no_limit: tuple[int, ...]
 ) -> None:
     """A generation_config.json that says how to sample, on a server that takes the fields: nothing of it holds."""
-    chat, takes = ChatRenderer(lm), ("top_k", "repetition_penalty")
-    options = {"takes": takes, "no_limit": no_limit}
-    expected = [await make(lm, grade, **options)[0].generate(asked_of(chat, seed=seed)) for seed in range(3)]
+    options = {"takes": ("top_k", "repetition_penalty"), "no_limit": no_limit}
+    expected = [await make(lm, grade, **options)[0].generate(asked_of(lm, seed=seed)) for seed in range(3)]
     defaults = {"top_k": 1, "top_p": 0.1, "temperature": 0.2, "repetition_penalty": 1.05}
     engine, server = make(lm, grade, defaults=defaults, **options)
-    made = [await engine.generate(asked_of(chat, seed=seed)) for seed in range(3)]
+    made = [await engine.generate(asked_of(lm, seed=seed)) for seed in range(3)]
     assert [one.token_ids for one in made] == [one.token_ids for one in expected]
     assert len({one.token_ids for one in made}) > 1
     assert not server.shaped
     said = server.seen[-1].body
     assert (said["top_k"], said["repetition_penalty"]) == (no_limit[0], 1.0)
     assert ("min_p" in said) == (grade == "ids")
-    limited = await engine.generate(asked_of(chat, top_k=3))
+    limited = await engine.generate(asked_of(lm, top_k=3))
     assert server.seen[-1].body["top_k"] == 3
     assert limited.token_ids
 
@@ -117,7 +111,7 @@ async def test_a_server_that_takes_none_of_it_is_asked_without(
 ) -> None:
     engine, server = make(lm, "chat")
     with caplog.at_level(logging.INFO, "uirl.inference.openai.probe"):
-        await engine.generate(asked_of(ChatRenderer(lm)))
+        await engine.generate(asked_of(lm))
     assert {"presence_penalty", "frequency_penalty"} <= set(server.seen[-1].body)
     assert not {"top_k", "min_p", "repetition_penalty"} & set(server.seen[-1].body)
     assert "takes no top_k, min_p, typical_p, repetition_penalty, repeat_penalty" in caplog.text
@@ -126,7 +120,7 @@ async def test_a_server_that_takes_none_of_it_is_asked_without(
 async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: LoadedModel) -> None:
     for other in ("other_tokens", "other_prompt"):
         engine, server = make(lm, "ids", **{other: True})
-        made = await engine.generate(asked_of(ChatRenderer(lm)))
+        made = await engine.generate(asked_of(lm))
         assert made.log_probs is None
         assert server.seen[-1].path == "/v1/chat/completions"
 
@@ -157,7 +151,7 @@ SPOILED: list[tuple[dict, str]] = [
 
 async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids")
-    asked = asked_of(ChatRenderer(lm))
+    asked = asked_of(lm)
     await engine.generate(asked)
     for spoiled, message in SPOILED:
         server.spoil = {"finish_reason": "length"} | spoiled
@@ -178,7 +172,7 @@ async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel) -> Non
 async def test_log_probs_of_token_strings_are_not_trusted(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "text")
     chat = ChatRenderer(lm)
-    asked = asked_of(chat)
+    asked = asked_of(lm)
     made = await engine.generate(asked)
     body = server.seen[-1].body
     assert body["prompt"] == lm.tokenizer.decode(asked.prompt_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.inference import ChatRenderer, GenerationRequest, Message, SamplingParams
+from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams
 
 KEY = "sk-very-secret-4711"
 
@@ -20,10 +20,10 @@ def config_of(url: str) -> ConfigStore:
     return config
 
 
-def asked_of(chat: ChatRenderer, messages: tuple[Message, ...] = TALK, **sampling: Any) -> GenerationRequest:
+def asked_of(loaded: LoadedModel, messages: tuple[Message, ...] = TALK, **sampling: Any) -> GenerationRequest:
     shots = tuple(shot for m in messages for shot in m.images)
     params = SamplingParams(**({"max_tokens": 8, "seed": 3} | sampling))
-    return GenerationRequest(tuple(chat.whole(messages)), shots, params, messages=messages)
+    return GenerationRequest(tuple(ChatRenderer(loaded).whole(messages)), shots, params, messages=messages)
 
 
 ADD = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}
