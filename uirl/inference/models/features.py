@@ -43,12 +43,9 @@ class _Features:
     joined: bool = False
     """Whether a layer takes all pictures as one tensor, as before transformers 5.20, and not one for each."""
 
-    def to(self, device: Any) -> _Features:
-        return replace(self, pooled=self.pooled.to(device), deep=tuple(layer.to(device) for layer in self.deep))
-
-    def copied_to(self, device: Any) -> _Features:
-        deep = tuple(layer.to(device, copy=True) for layer in self.deep)
-        return replace(self, pooled=self.pooled.to(device, copy=True), deep=deep)
+    def to(self, device: Any, *, copy: bool = False) -> _Features:
+        deep = tuple(layer.to(device, copy=copy) for layer in self.deep)
+        return replace(self, pooled=self.pooled.to(device, copy=copy), deep=deep)
 
     @property
     def bytes(self) -> int:
@@ -149,7 +146,7 @@ class PictureFeatures:
         if self.kept:
             for image, part in zip(images, parts, strict=False):
                 # of its own: a part of an answer would hold all of it
-                own = part.copied_to("cpu")
+                own = part.to("cpu", copy=True)
                 self._cache.put(image.hash, own, own.bytes)
 
 

@@ -15,7 +15,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,52 +57,6 @@ def pixels_read(processor: Any, tensors: Mapping[str, Tensor]) -> int:
     what fills them up."""
     frames = processor.temporal_patch_size if "image_grid_thw" in tensors else 1
     return tensors["pixel_values"].numel() // (3 * frames)
-
-
-class PictureLimit:
-    """At most `max_pixels` of a picture are read.
-
-    `processor`: the HF image processor. `ask`: the tensors that it makes of a PIL image with further settings. Raises
-    ConfigError where it reads more of a picture whatever it is told.
-    """
-
-    def __init__(
-        self, processor: Any, max_pixels: int, ask: Callable[[Any, Mapping[str, Any]], Mapping[str, Tensor]]
-    ) -> None:
-        self.max_pixels = max_pixels
-        self._processor, self._ask = processor, ask
-        self._fits: BoundedCache[Fit] = BoundedCache(2**20)
-        for size in _TRIED:
-            self.fit(size)
-
-    def fit(self, size: Size) -> Fit:
-        """Return how a picture of `size` keeps the limit; one that keeps it anyway stays as it is."""
-        return self._fits.get(size, lambda: self._find(size), lambda _: 256)
-
-    def _find(self, size: Size) -> Fit:
-        whole = self._pixels(Fit(size))
-        if whole <= self.max_pixels:
-            return Fit(size)
-        fewest = min(whole, self._pixels(_smaller(self._processor, size, 1)))
-        # GLM-4V counts the frames of a patch in its bounds
-        budget = self.max_pixels * (getattr(self._processor, "temporal_patch_size", None) or 1)
-        while budget >= 1 and fewest <= self.max_pixels:
-            fit = _smaller(self._processor, size, budget)
-            if self._pixels(fit) <= self.max_pixels:
-                return fit
-            budget = self.max_pixels if budget > self.max_pixels else int(budget * _STEP)
-        raise ConfigError(
-            f"model.max_image_pixels={self.max_pixels}: the processor ({type(self._processor).__name__}) makes at "
-            f"least {fewest} pixels of a picture of {size[0]} x {size[1]}; expected a limit of at least {fewest}"
-        )
-
-    def _pixels(self, fit: Fit) -> int:
-        from PIL import Image
-
-        try:
-            return pixels_read(self._processor, self._ask(Image.new("RGB", fit.size), fit.settings))
-        except (ValueError, ArithmeticError):  # smaller than the processor takes
-            return 2**62
 
 
 def _smaller(processor: Any, size: Size, budget: int) -> Fit:
@@ -274,7 +228,8 @@ class PictureProcessor:
         self._whole.tokenizer = self._texts
         self._token = placeholder_id(model_config)
         self._split: BoundedCache[Expansion] = BoundedCache(_ENCODINGS_BYTES)
-        self._limit: PictureLimit | None = None
+        self._limit: int | None = None
+        self._fits: BoundedCache[Fit] = BoundedCache(2**20)
 
     @property
     def name(self) -> str:
@@ -289,7 +244,7 @@ class PictureProcessor:
         for word in self._words():
             tried.append(word)
             try:
-                expansion, tensors = self._ask(word, _blank())
+                expansion, tensors = self._ask(word, blank())
             except Exception as error:  # a processor raises whatever comes to it for a word that is not its own
                 problem = problem or error
                 continue
@@ -311,16 +266,21 @@ class PictureProcessor:
     def before_a_word(self) -> str:
         """What the processor writes between a picture and a word that follows at once: `Expansion.after`, and a space
         in Idefics2."""
-        self._ask(self.word + "x", _blank())
+        self._ask(self.word + "x", blank())
         return self._expansion(self._texts.last).after.removesuffix("x")
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Let the model read at most so many pixels of a picture from now on. Raises ConfigError where it cannot."""
-        self._limit = PictureLimit(self.images, max_pixels, lambda *asked: self._ask_with(self.word, *asked)[1])
+        """Let the model read at most so many pixels of a picture from now on. Raises ConfigError where the HF image
+        processor makes more of one whatever it is told."""
+        _ = self.word  # which is asked for without a limit
+        self._limit, self._fits = max_pixels, BoundedCache(2**20)
+        for size in _TRIED:
+            self.fit(size)
 
-    def fit(self, size: tuple[int, int]) -> Fit:
-        """Return how a picture of `size` (width, height) keeps the limit; as it is where there is none."""
-        return Fit(size) if self._limit is None else self._limit.fit(size)
+    def fit(self, size: Size) -> Fit:
+        """Return how a picture of `size` keeps the limit; as it is where it does anyway, and where there is none."""
+        limit = self._limit
+        return Fit(size) if limit is None else self._fits.get(size, lambda: self._within(limit, size), lambda _: 256)
 
     def __call__(self, picture: Any) -> tuple[Expansion, dict[str, Tensor]]:
         """Return what stands in a sequence for a PIL image, and the tensors about it for the model's forward, each
@@ -348,6 +308,30 @@ class PictureProcessor:
         if self._settings:
             settings = {"processor_class": self._class.__name__, **self._settings}
             (Path(folder) / SETTINGS_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+    def _within(self, limit: int, size: Size) -> Fit:
+        """Return how a picture of `size` becomes one of at most `limit` pixels."""
+        whole = self._pixels(Fit(size))
+        if whole <= limit:
+            return Fit(size)
+        fewest = min(whole, self._pixels(_smaller(self.images, size, 1)))
+        # GLM-4V counts the frames of a patch in its bounds
+        budget = limit * (getattr(self.images, "temporal_patch_size", None) or 1)
+        while budget >= 1 and fewest <= limit:
+            fit = _smaller(self.images, size, budget)
+            if self._pixels(fit) <= limit:
+                return fit
+            budget = limit if budget > limit else int(budget * _STEP)
+        raise ConfigError(
+            f"model.max_image_pixels={limit}: the processor ({type(self.images).__name__}) makes at least {fewest} "
+            f"pixels of a picture of {size[0]} x {size[1]}; expected a limit of at least {fewest}"
+        )
+
+    def _pixels(self, fit: Fit) -> int:
+        try:
+            return pixels_read(self.images, self._ask_with(self.word, blank(fit.size), fit.settings)[1])
+        except (ValueError, ArithmeticError):  # smaller than the processor takes
+            return 2**62
 
     def _ask(self, word: str, picture: Any) -> tuple[Expansion, dict[str, Tensor]]:
         fit = self.fit(picture.size)
@@ -385,11 +369,11 @@ class PictureProcessor:
             yield placeholder
 
 
-def _blank() -> Any:
-    """Return a picture that no processor refuses for its shape."""
+def blank(size: Size = (64, 64)) -> Any:
+    """Return a black picture; no processor refuses the usual one for its shape."""
     from PIL import Image
 
-    return Image.new("RGB", (64, 64))
+    return Image.new("RGB", size)
 
 
 class _Recorder:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.packing import PackedPixels, pack_pixels
 from uirl.inference.models.picture_cache import PictureCache
-from uirl.inference.models.processors import Expansion, PictureProcessor, joined, placeholder_id
+from uirl.inference.models.processors import Expansion, PictureProcessor, blank, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import Box, PictureTransform
 
@@ -257,13 +258,8 @@ class VisionInputs:
         """Return how many tokens a picture of `size` (width, height) takes, without a picture: what stands for one
         depends on its size alone. The processor is asked about a blank one, once per size. Raises ValueError for a
         shape that it cannot take."""
-        from PIL import Image
-
-        def ask() -> int:
-            return len(self.front(Image.new("RGB", size))[0].ids)
-
         bounds = str(getattr(self.processor, "size", None))
-        return self._counts.get((size, bounds), ask, lambda _: 64)
+        return self._counts.get((size, bounds), lambda: len(self.front(blank(size))[0].ids), lambda _: 64)
 
     def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
         """Return what was done to each picture before it was cut into patches; None: not known."""
@@ -370,7 +366,7 @@ class VisionInputs:
         array = np.asarray(picture)
         fit = self.front.fit(picture.size)
         as_it_is = fit.size == picture.size and not fit.settings
-        if self._patches is not None and as_it_is and self._patches.fits(*array.shape[:2]) and self._is_plain():
+        if self._patches is not None and as_it_is and self._patches.fits(*array.shape[:2]) and self._is_plain:
             pixels, grid = self._patches(array)
             tensors: dict[str, Tensor] = {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])}
             expansion = self._run(grid[0] * grid[1] * grid[2] // self.merge**2)
@@ -381,15 +377,11 @@ class VisionInputs:
         pixels = tensors.pop("pixel_values")
         return EncodedImage(pixels, tensors, expansion, transform)
 
+    @cached_property
     def _is_plain(self) -> bool:
-        """Return whether pictures stand as placeholders alone."""
-        if not self._runs:
-            from PIL import Image
-
-            expansion, _ = self.front(Image.new("RGB", (64, 64)))
-            plain = not expansion.before and not expansion.after and len(expansion.ids) == len(expansion.places)
-            self._runs[len(expansion.ids) if plain else -1] = expansion
-        return -1 not in self._runs
+        """Whether pictures stand as placeholders alone."""
+        expansion, _ = self.front(blank())
+        return not expansion.before and not expansion.after and len(expansion.ids) == len(expansion.places)
 
     def _run(self, n: int) -> Expansion:
         if n not in self._runs:
