@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,12 @@ import torch
 
 from tests.inference.models.picture_families import saved
 from tests.inference.pictures import picture
+from tests.inference.prompts import gap_of
 from uirl.config import ModelConfig
 from uirl.errors import ConfigError
-from uirl.images import ImageStore
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams, load_model
 from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.models.processors import pixels_read
-from uirl.learner import Policy, collate
-from uirl.types import Sample
 
 PHONE, BROWSER, ICON = (picture(i, size) for i, size in enumerate(((1080, 2400), (1280, 720), (40, 40))))
 LEAST = {"qwen3_vl": 784, "glm4v": 784, "llava_onevision": 2352, "smolvlm": 784, "internvl": 784, "mistral3": 1568}
@@ -47,25 +44,12 @@ def test_a_limit_that_no_picture_keeps_is_refused_with_the_least_that_one_does(t
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "llava_onevision", "gemma3", "smolvlm"])
-def test_engine_and_learner_agree_on_phones_with_the_limit(name: str, tmp_path: Path) -> None:
+async def test_engine_and_learner_agree_on_phones_with_the_limit(name: str, tmp_path: Path) -> None:
     loaded = limited(tmp_path, name, LEAST.get(name, 3136))
     shots = (PHONE, BROWSER)
     ids = tuple(ChatRenderer(loaded).whole([Message("user", "press ok", shots)]))
-    engine = TransformersInferenceEngine(loaded)
-    reply = asyncio.run(engine.generate(GenerationRequest(ids, shots, SamplingParams(max_tokens=4, seed=1))))
-    assert reply.log_probs is not None
-    images, whole = ImageStore(), ids + reply.token_ids
-    for shot in shots:
-        images.put(shot)
-    mask = (False,) * len(ids) + (True,) * len(reply.token_ids)
-    said = (0.0,) * len(ids) + tuple(reply.log_probs)
-    hashes = tuple(shot.hash for shot in shots)
-    turns = tuple(0 if sampled else -1 for sampled in mask)
-    batch = collate(loaded, [Sample(whole, mask, said, (0.0,) * len(whole), turns, images=hashes)], images)
-    with torch.no_grad():
-        scores = Policy(loaded).log_probs_and_values(batch)
-    assert scores.log_probs is not None
-    assert (scores.log_probs - batch.rollout_log_probs).abs().max() < 1e-4
+    asked = GenerationRequest(ids, shots, SamplingParams(max_tokens=4, seed=1))
+    assert gap_of(loaded, asked, await TransformersInferenceEngine(loaded).generate(asked)) < 1e-4
 
 
 def test_the_recorded_transform_leads_from_the_whole_screenshot_to_what_was_fed(tmp_path: Path) -> None:
