@@ -38,29 +38,17 @@ async def test_json_goes_out_and_comes_back(server: StandIn) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 422])
-async def test_what_would_be_the_same_again_is_not_tried_again(server: StandIn, status: int) -> None:
-    server.faults += [Answer("no " + "x" * 500, status)]
-    client = client_of(server)
+async def test_a_failure_tells_what_was_asked_what_came_back_and_what_to_do(server: StandIn) -> None:
+    client = client_of(server, retries=2)
+    server.faults += [Answer("no " + "x" * 500, 422)]
     with pytest.raises(ServerFailure) as caught:
         await client.post("/v1/completions", {})
-    message = str(caught.value)
-    assert len(server.seen) == 1
-    assert caught.value.status == status
-    assert f"POST {server.url}/v1/completions failed after 1 try: {status}" in message
-    assert "(and 203 more characters)" in message
-    assert len(message) < 800
-    await client.close()
-
-
-async def test_the_last_try_tells_everything(server: StandIn) -> None:
+    assert caught.value.status == 422
+    assert f"POST {server.url}/v1/completions failed after 1 try: 422" in str(caught.value)
+    assert "(and 203 more characters)" in str(caught.value)
     server.faults += [Answer("out of memory", 503)] * 3
-    client = client_of(server, retries=2)
     with pytest.raises(EngineFailure, match=r"after 3 tries: 503 .*'out of memory'.*server's own log"):
         await client.post("/x", {})
-    server.faults += [Answer("out of memory", 503)]
-    with pytest.raises(ServerFailure, match="after 1 try"):
-        await client.post("/x", {}, retries=0)
     again = pickle.loads(pickle.dumps(ServerFailure("lost")))
     assert str(again) == "lost"
     await client.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from uirl.config import ConfigStore, ModelConfig
+from uirl.config import ModelConfig
 from uirl.errors import CheckpointError
 from uirl.inference.models.loading import BUILT_IN_MODELS, load_model
 from uirl.inference.models.tiny import build_tokenizer
@@ -28,12 +28,6 @@ def test_without_words_the_tokens_are_those_of_the_default_job() -> None:
     tokenizer = build_tokenizer(512)
     assert build_tokenizer(512, words=()).get_vocab() == tokenizer.get_vocab()
     assert len(tokenizer) == 484
-
-
-def test_words_come_from_the_configuration() -> None:
-    store = ConfigStore.from_dict({"model": {"tiny": {"words": list(WORDS), "vocab_size": 560}}})
-    tokenizer = load_model(store.model, seed=0).tokenizer
-    assert all(len(tokenizer.tokenize(word)) == 1 for word in WORDS)
 
 
 @pytest.mark.parametrize("name", BUILT_IN_MODELS)
