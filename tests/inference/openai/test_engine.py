@@ -65,16 +65,6 @@ async def test_a_server_that_is_down_is_not_taken_for_one_that_can_do_less(make:
     assert all(isinstance(e, EngineFailure) for e in failed)
 
 
-@pytest.mark.parametrize("grade", ["ids", "chat"])
-async def test_many_requests_at_once_get_their_own_answers(make: Any, lm: LoadedModel, grade: str) -> None:
-    engine, server = make(lm, grade)
-    asked = [asked_of(lm, (Message("user", f"guess {n}"),), seed=n, max_tokens=2) for n in range(64)]
-    together = await asyncio.gather(*[engine.generate(a) for a in asked])
-    for n in (0, 31, 63):
-        assert await engine.generate(asked[n]) == together[n]
-    assert [s.path for s in server.seen].count("/v1/models") == 1
-
-
 async def test_the_key_goes_out_and_stays_out_of_sight(
     make: Any, lm: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

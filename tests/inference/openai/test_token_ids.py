@@ -22,6 +22,7 @@ async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: Load
     report = await contract(engine, lm, max_tokens=6)
     assert report.log_prob_gap < 2e-5
     assert {s.path for s in server.seen} == {"/v1/models", "/v1/completions"}
+    assert [s.path for s in server.seen].count("/v1/models") == 1  # it is looked at once, whoever asks first
     assert engine.stats()["generated_tokens"] > 20
     assert not engine.takes_weights
     await engine.close()

@@ -55,6 +55,8 @@ async def test_the_contract_is_kept(make: Any, where: str, kind: str, request: p
     report = await contract(world.engine, loaded, recompute=recompute_as_sglang(loaded), max_tokens=6)
     assert report.log_prob_gap < 2e-5
     assert report.cached_tokens > 4
+    # it is looked at once, whoever asks first
+    assert world.server is None or [s.path for s in world.server.seen].count("/server_info") == 1
     stats = world.engine.stats()
     assert stats["generated_tokens"] > 20
     assert stats["reused_tokens"] > 4
@@ -110,19 +112,6 @@ async def test_what_a_server_prefers_does_not_apply(make: Any, lm: LoadedModel) 
         # the first look at the server, and every request
         made = await world.engine.generate(ASKED)
         assert len(made.token_ids) == 6
-
-
-@pytest.mark.parametrize("where", ["server", "process"])
-async def test_many_requests_at_once_get_their_own_answers(make: Any, lm: LoadedModel, where: str) -> None:
-    world = make(where, lm)
-    asked = [replace(ASKED, prompt_ids=(30, n), sampling=SamplingParams(max_tokens=2, seed=n)) for n in range(64)]
-    together = await asyncio.gather(*[world.engine.generate(a) for a in asked])
-    for n in (0, 31, 63):
-        assert (await world.engine.generate(asked[n])).token_ids == together[n].token_ids
-    if where == "server":
-        # the server was looked at once, not 64 times
-        assert [s.path for s in world.server.seen].count("/server_info") == 1
-        assert world.server.seen[-1].body["logit_bias" and "sampling_params"]["logit_bias"]["0"] == -1e9
 
 
 async def test_a_server_that_ignores_seeds_is_told_about(
