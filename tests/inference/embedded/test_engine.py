@@ -13,7 +13,6 @@ from tests.conftest import tiny_model
 from tests.inference.pictures import picture
 from tests.inference.prompts import contract
 from tests.patience import PATIENCE
-from uirl.config import LoraConfig
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import (
     ChatRenderer,
@@ -25,7 +24,6 @@ from uirl.inference import (
 )
 from uirl.inference.embedded import scheduler
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
-from uirl.learner.policy import Policy
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lm"])
@@ -326,16 +324,3 @@ async def test_no_prompt_is_shared_across_weights(
     late = await answers(engine, group[4:])
     await early
     expect_alike(late, await answers(TransformersInferenceEngine(trained, kv_cache=False), group[4:]))
-
-
-async def test_a_group_of_a_policy_with_adapters_shares_what_the_adapters_made(group: list[GenerationRequest]) -> None:
-    policy = Policy(tiny_model(), lora_config=LoraConfig(r=4))
-    with torch.no_grad():
-        for name, parameter in policy.named_trainable():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
-    engine = TransformersInferenceEngine(policy.loaded, shared=True)
-    expect_alike(
-        await answers(engine, group), await answers(TransformersInferenceEngine(policy.loaded, kv_cache=False), group)
-    )
-    assert engine.stats()["prefill_tokens"] == len(group[0].prompt_ids)

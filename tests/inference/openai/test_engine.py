@@ -14,7 +14,6 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
-from uirl.rollout.episode import EngineAgent
 from uirl.training import RayPPOTrainer
 
 SHAPES = [
@@ -131,22 +130,8 @@ async def test_the_context_limit_cuts_the_response(make: Any, lm: LoadedModel) -
         await engine.generate(asked_of(lm, longer))
 
 
-async def test_replies_without_log_probs_are_refused_in_training(make: Any, lm: LoadedModel) -> None:
-    engine, _ = make(lm, "chat")
-    asked = asked_of(lm)
-
-    class Context:
-        prompt_ids, images, messages, starts_segment = asked.prompt_ids, (), asked.messages, True
-
-    with pytest.raises(ContractError, match="unfit for training"):
-        await EngineAgent(engine, asked.sampling, "x").act(Context, None, 1, 8)  # type: ignore[arg-type]
-    looked = EngineAgent(engine, asked.sampling, "x", for_training=False)
-    assert (await looked.act(Context, None, 1, 8)).log_probs == ()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("grade", ["ids", "chat"])
-def test_a_run_can_be_evaluated_and_not_trained(make: Any, lm: LoadedModel, grade: str, tmp_path: Any) -> None:
-    _, server = make(lm, grade)
+def test_a_run_can_be_evaluated_and_not_trained(make: Any, lm: LoadedModel, tmp_path: Any) -> None:
+    _, server = make(lm, "chat")
     config = config_of(server.url)
     config.model.model_name, config.environment.name = "uirl/tiny-lm", "guess_number"
     config.logging.runs_dir, config.inference.max_tokens, config.inference.max_turns = str(tmp_path), 6, 2
