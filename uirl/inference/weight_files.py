@@ -165,21 +165,26 @@ def shards_of(weights: Weights) -> Iterator[dict[str, Tensor]]:
 
 def checked(weights: Weights, loaded: LoadedModel) -> dict[str, Tensor]:
     """`weights` by name, where they are all of the model's and fit it; else ContractError."""
-    shapes = {name: p.shape for name, p in plain_parameters(loaded, duplicates=True)}
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        if name not in shapes:
-            raise ContractError(f"weight update holds {name!r}, which {loaded.name} does not have")
-        if shapes[name] != tensor.shape:
-            raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
-        tensors[name] = tensor.detach()
+    parameters = dict(plain_parameters(loaded, duplicates=True))
+    tensors = {name: tensor.detach() for name, tensor in fitting(weights, parameters, loaded.name)}
     missing = [name for name, _ in plain_parameters(loaded) if name not in tensors]
     if missing:
         raise ContractError(
-            f"weight update lacks {len(missing)} of {len(shapes)} weights of {loaded.name}, the first {missing[0]!r}; "
-            "this engine takes whole models"
+            f"weight update lacks {len(missing)} of {len(parameters)} weights of {loaded.name}, the first "
+            f"{missing[0]!r}; this engine takes whole models"
         )
     return tensors
+
+
+def fitting(weights: Weights, parameters: Mapping[str, Tensor], model: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield `weights`. Raises ContractError for a name or a shape that is not among the `parameters` of `model`."""
+    for name, tensor in weights:
+        if name not in parameters:
+            raise ContractError(f"weight update holds {name!r}, which {model} does not have")
+        expected = parameters[name].shape
+        if expected != tensor.shape:
+            raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+        yield name, tensor
 
 
 def plain_parameters(loaded: LoadedModel, *, duplicates: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -22,6 +22,7 @@ from uirl.inference.embedded.scheduler import Admission, SequenceState
 from uirl.inference.models.attention import OTHER_ENGINES, SIZE_KEYS, AttentionSpans, Masks
 from uirl.inference.models.loading import LoadedModel, hidden_states, project
 from uirl.inference.models.proving import RAISED, SIZES, difference, evaluating, plain_words, probe, tolerance
+from uirl.inference.weight_files import fitting
 
 _TOKENS, _WINDOW = 12, 3
 
@@ -176,12 +177,7 @@ class ModelRunner:
         """Copy `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
         parameters = dict(self.loaded.model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, tensor in weights:
-                if name not in parameters:
-                    raise ContractError(f"weight update holds {name!r}, which {self.loaded.name} does not have")
-                expected = parameters[name].shape
-                if expected != tensor.shape:
-                    raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+            for name, tensor in fitting(weights, parameters, self.loaded.name):
                 parameters[name].copy_(tensor)
         self.loaded.features.clear()  # the weights may be those of another vision side
         self.weights_changed()
