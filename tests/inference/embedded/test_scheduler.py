@@ -76,13 +76,6 @@ def test_requests_are_admitted_in_order_while_rows_last() -> None:
     assert [s.row for s in (second, third)] == [0, 1]
 
 
-def test_prompts_are_admitted_within_the_prefill_budget_but_one_always_is() -> None:
-    waiting = scheduler(prefill=6)
-    long, short, shorter = (waiting.add(request(*range(10, 10 + n))) for n in (9, 3, 2))
-    assert prefilled(waiting) == [long]
-    assert prefilled(waiting) == [short, shorter]
-
-
 @pytest.mark.parametrize(
     ("sampling", "token", "reason"),
     [
@@ -101,14 +94,12 @@ def test_a_reply_ends_with_an_end_token_or_its_limit(sampling: dict, token: int,
     assert one.has_work == (reason is None)
 
 
-def test_what_is_fed_together_is_bounded_with_its_padding() -> None:
+def test_what_is_fed_together_is_bounded_with_its_padding_but_one_prompt_always_is() -> None:
     one = scheduler(running=8, prefill=12)
     short = [one.add(request(10 + i, 11)) for i in range(3)]
-    long = one.add(request(*range(10, 17)))
-    last = one.add(request(20, 21))
+    others = [one.add(request(*range(10 + i, 10 + i + n))) for i, n in enumerate((7, 13, 2))]
     assert prefilled(one) == short, "4 x 7 tokens are more than 12"
-    assert prefilled(one) == [long]
-    assert prefilled(one) == [last]
+    assert [prefilled(one) for _ in others] == [[each] for each in others]
 
 
 def test_what_a_session_has_in_its_row_is_not_fed_again_and_does_not_count() -> None:
