@@ -89,6 +89,7 @@ print([name for name in sys.modules if name.startswith(("miniwob", "uirl.environ
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_read_but_fonts_and_no_environment_is_loaded() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _DRAWN], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
