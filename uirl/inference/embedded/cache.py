@@ -20,13 +20,13 @@ FEW = 8
 
 class SlotCache(Cache):
     """What a HF model writes keys and values to: rows of a pool that grows with need, up to `max_tokens` (rows x
-    length; None: no limit), and is made anew where another shape of it is needed within them.
+    length), and is made anew where another shape of it is needed within them.
 
     Before a forward the runner says which rows it feeds and where (`aim`); `update` then stores the new keys and values
     there and returns everything those rows hold. A pool is a tensor [rows, heads, length, head] of each layer.
     """
 
-    def __init__(self, device: torch.device, max_tokens: int | None = None) -> None:
+    def __init__(self, device: torch.device, max_tokens: int = 2**62) -> None:
         super().__init__(layers=[])
         self._max_tokens = max_tokens
         self._device = device
@@ -62,7 +62,7 @@ class SlotCache(Cache):
         more = max(self._rows, _round_up(rows, 16))
         lengths = [_round_up(max(length, self._length * 9 // 8), 64), _round_up(length, 64)]
         for grown in lengths if length > self._length else [self._length]:
-            if self._max_tokens is None or more * grown <= self._max_tokens:
+            if more * grown <= self._max_tokens:
                 self._reshape(more, grown, {})
                 self.move(moves or {})
                 return

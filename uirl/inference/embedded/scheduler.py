@@ -116,8 +116,8 @@ class SchedulerLimits:
     """Tokens of prompt and reply together."""
     max_prefill_tokens: int = 16384
     """Tokens that are fed together, padding included: sequences x the longest of what they feed. One may have more."""
-    max_cached_tokens: int | None = None
-    """Tokens that the cache holds: rows x the longest sequence that may stand in one. None: no limit."""
+    max_cached_tokens: int = 2**62
+    """Tokens that the cache holds: rows x the longest sequence that may stand in one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +147,6 @@ class SequenceState:
     aborted: bool = False
     stale: bool = False
     """The weights changed while it ran: its row serves no other turn."""
-    kept: tuple[FilledRow, int] | None = None
-    """While it waits: the row of its session, and how many of its tokens serve."""
     shares: bool = True
     """All of its row was computed by the weights that sample now: others may copy it."""
     key: Key = field(init=False)
@@ -311,8 +309,6 @@ class Scheduler:
             sequence.shares = False
         for row in self._kept.values():
             row.shares = False
-        for sequence in self.waiting:
-            sequence.kept = None
 
     def clear(self) -> list[SequenceState]:
         """Empty everything; return what was waiting or running."""
@@ -366,9 +362,8 @@ class Scheduler:
         that several of them have is fed once; one that begins as another of them does waits for it."""
         taken: list[SequenceState] = []
         prompts: set[Key] = set()
-        widest = longest = 0
-        if self.waiting and self.limits.max_cached_tokens is not None:
-            longest = max((s.longest(self.limits.max_context) for s in self.running), default=0)
+        widest = 0
+        longest = max((s.longest(self.limits.max_context) for s in self.running), default=0) if self.waiting else 0
         there: Prefixes | None = None
         while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
             following = self.waiting[0]
@@ -395,16 +390,11 @@ class Scheduler:
     def _served(self, sequence: SequenceState) -> int:
         """Return how many leading tokens of a waiting request its session's row has."""
         row = self._kept.get(sequence.request.session_id or "")
-        if row is None:
-            return 0
-        if sequence.kept is None or sequence.kept[0] is not row:
-            sequence.kept = (row, sequence.reusable(row))
-        return sequence.kept[1]
+        return 0 if row is None else sequence.reusable(row)
 
     def _holds(self, rows: int, longest: int) -> bool:
         """Return whether the cache has room for so many rows of so many tokens; for one it always has."""
-        limit = self.limits.max_cached_tokens
-        return limit is None or rows <= 1 or rows * longest <= limit
+        return rows <= 1 or rows * longest <= self.limits.max_cached_tokens
 
     def _fits(self, admitted: Sequence[SequenceState]) -> bool:
         """Return whether all kept rows have a place behind those that run and those that begin to."""
@@ -429,11 +419,8 @@ class Scheduler:
 
     def _take_over(self, sequence: SequenceState, left: FilledRow) -> None:
         """Let a sequence begin with what an earlier turn left in its row."""
-        known = sequence.kept is not None and sequence.kept[0] is left
-        served = sequence.kept[1] if known and sequence.kept else sequence.reusable(left)
-        sequence.cached = sequence.reused = served
-        sequence.kept = None
-        sequence.continues = left if served == len(left.key) else None
+        sequence.cached = sequence.reused = sequence.reusable(left)
+        sequence.continues = left if sequence.cached == len(left.key) else None
         if sequence.cached:
             sequence.shares = left.shares
 
