@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from uirl.inference.http import ModelServerClient, ServerFailure
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
 from uirl.runtime.bounded_cache import BoundedCache
+from uirl.runtime.once import Once
 
 _NEEDED = {
     "/inference/v1/generate": "--enable-scale-out",
@@ -34,17 +34,12 @@ class VLLMServer(VLLMBackend):
         self._client = client
         self._model = model
         self._lora_rank = lora_rank
-        self._limit: int | None = None
-        self._starting = asyncio.Lock()
+        self._context = Once(self._look)
+        """Tokens of prompt and response together that it takes."""
         self._encoded: BoundedCache[str] = BoundedCache(_ENCODED_BYTES)
 
     async def start(self) -> int:
-        async with self._starting:
-            if self._limit is None:
-                await self._check_routes()
-                self._model = await self._served_model()
-                self._limit = await self._check_settings()
-        return self._limit
+        return await self._context.get()
 
     async def generate(self, call: VLLMRequest, adapter: Adapter | None) -> VLLMResponse:
         body: dict[str, Any] = {
@@ -112,6 +107,11 @@ class VLLMServer(VLLMBackend):
     async def _call(self, method: str, *arguments: str) -> dict[str, Any]:
         answer = await self._client.post("/collective_rpc", {"method": method, "args": list(arguments)}, retries=0)
         return answer["results"][0]
+
+    async def _look(self) -> int:
+        await self._check_routes()
+        self._model = await self._served_model()
+        return await self._check_settings()
 
     async def _check_routes(self) -> None:
         routes = (await self._client.get("/openapi.json"))["paths"]
