@@ -53,7 +53,6 @@ class SGLangProcess:
             ) from error
         self._requests = io_struct
         self._closed = False
-        self._deterministic = bool(arguments.get("enable_deterministic_inference"))
         try:
             self._engine = Engine(**arguments)
         except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
@@ -62,16 +61,13 @@ class SGLangProcess:
                 "inference.engine_options and of the model; its own log says more."
             ) from error
         self._manager = self._engine.tokenizer_manager
-        self._image_processor = arguments.get("image_processor_backend")
+        told = ("enable_deterministic_inference", "image_processor_backend")
+        self._started = {name: arguments.get(name) for name in told}
         self._loop = EventLoopThread()
 
     async def facts(self) -> dict[str, Any]:
         """Return what it serves and how it was started."""
-        started = {
-            "enable_deterministic_inference": self._deterministic,
-            "image_processor_backend": self._image_processor,
-        }
-        return {**self._engine.get_model_info(), **started}
+        return {**self._engine.get_model_info(), **self._started}
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Answer what `/generate` would be asked. SGLang stops sampling for a call that is given up."""
