@@ -57,7 +57,7 @@ def test_the_recorded_transform_leads_from_the_whole_screenshot_to_what_was_fed(
     loaded = load_model(ModelConfig(local_path=str(tmp_path), device="cpu", max_image_pixels=784))
     vision = loaded.vision
     assert vision is not None
-    (transform,) = vision.transforms([PHONE])
+    transform = vision.describe([PHONE])[0].transform
     assert transform is not None
     # one cell of 28 x 28
     assert (transform.raw_size, transform.fed_size) == ((1080, 2400), (28, 28))

@@ -141,7 +141,9 @@ class ChatRenderer:
 
     def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
         """Return what became of each picture before the model saw it; None: not known."""
-        return self._loaded.vision_for(images).transforms(images) if images else ()
+        if not images:
+            return ()
+        return tuple(image.transform for image in self._loaded.vision_for(images).describe(images))
 
     async def prepare(self, images: Sequence[Screenshot]) -> None:
         """Have large pictures encoded aside, so that rendering them stops no other episode."""

@@ -22,7 +22,7 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.packing import PackedPixels, pack_pixels
 from uirl.inference.models.picture_cache import PictureCache
-from uirl.inference.models.processors import Expansion, PictureProcessor, blank, joined, placeholder_id
+from uirl.inference.models.processors import Expansion, PictureProcessor, Size, blank, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import Box, PictureTransform
 
@@ -97,15 +97,6 @@ class Positions:
         theirs, following = self._asked(ids, {"image_grid_thw": torch.tensor(grids)})
         ours, next_one = self._in_blocks(len(ids), [(2, 8), (11, 15)], grids)
         return np.array_equal(ours, theirs) and following == next_one
-
-
-Size = tuple[int, int]
-
-
-def grid_transform(processor: Any, raw_size: Size, fed_size: Size) -> PictureTransform:
-    """Return what a processor of Qwen-VL's family did to a picture of `raw_size`, of which it made one of `fed_size`:
-    it resizes and cuts nothing off."""
-    return PictureTransform(raw_size, fed_size, resample=_filter_of(processor))
 
 
 def stacked_transform(processor: Any, raw_size: Size, fed_size: Size) -> PictureTransform | None:
@@ -261,10 +252,6 @@ class VisionInputs:
         bounds = str(getattr(self.processor, "size", None))
         return self._counts.get((size, bounds), lambda: len(self.front(blank(size))[0].ids), lambda _: 64)
 
-    def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
-        """Return what was done to each picture before it was cut into patches; None: not known."""
-        return tuple(image.transform for image in self.describe(images))
-
     def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the keyword arguments for the model's forward; empty without images.
 
@@ -388,14 +375,13 @@ class VisionInputs:
             self._runs[n] = Expansion("", np.full(n, self.image_token_id), "", np.arange(n))
         return self._runs[n]
 
-    def _transform(
-        self, size: tuple[int, int], shown: tuple[int, int], tensors: Mapping[str, Tensor]
-    ) -> PictureTransform | None:
+    def _transform(self, size: Size, shown: Size, tensors: Mapping[str, Tensor]) -> PictureTransform | None:
         """Return what was done to a picture of `size`, of which the processor was shown one of the size `shown`."""
         pixels, grid = tensors["pixel_values"], tensors.get("image_grid_thw")
         if grid is not None:
             side = self.processor.patch_size
-            return grid_transform(self.processor, size, (int(grid[0, 2]) * side, int(grid[0, 1]) * side))
+            fed = int(grid[0, 2]) * side, int(grid[0, 1]) * side
+            return PictureTransform(size, fed, resample=_filter_of(self.processor))  # resized, and nothing cut off
         if pixels.ndim != 4 or len(pixels) != 1:  # tiles
             return None
         known = stacked_transform(self.processor, shown, (int(pixels.shape[-1]), int(pixels.shape[-2])))

@@ -90,12 +90,6 @@ class ServerProbe:
 
     async def _probe_neutral(self, path: str) -> dict[str, float]:
         body = await (self._text_body() if path == COMPLETIONS else self._chat_body(await self.chat.get() or _LIMIT))
-        taken = await self._neutral_beside(path, body)
-        if taken and (others := [name for name in NEUTRAL if name not in taken]):
-            _LOG.info("%s%s takes no %s: its own hold, if it has any", self._client.base_url, path, ", ".join(others))
-        return taken
-
-    async def _neutral_beside(self, path: str, body: Mapping[str, Any]) -> dict[str, float]:
         usual = {name: values[0] for name, values in NEUTRAL.items()}
         if await self._accepted(path, {**body, **usual}) is not None:
             return usual
@@ -107,6 +101,8 @@ class ServerProbe:
                 if await self._accepted(path, {**body, name: value}) is not None:
                     taken[name] = value
                     break
+        if taken and (others := [name for name in NEUTRAL if name not in taken]):
+            _LOG.info("%s%s takes no %s: its own hold, if it has any", self._client.base_url, path, ", ".join(others))
         return taken
 
     async def _probe_tokens(self) -> TokenAbility | None:
