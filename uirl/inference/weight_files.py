@@ -57,22 +57,16 @@ class WeightStore(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot(KeptWeights):
-    """The weights of one version in files.
-
-    What is read is mapped, so that a RAM disk holds it once.
-    """
+    """The weights of one version in files."""
 
     folder: Path
     version: int  # type: ignore[misc]
     adapter: Mapping[str, Any] | None  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        paths = sorted(self.folder.glob("*.safetensors"))
-        if not paths:
+        if not any(self.folder.glob("*.safetensors")):
             raise StorageError(f"the weights of version {self.version} are gone: there are none in {self.folder}")
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                yield from ((name, file.get_tensor(name)) for name in list(file.keys()))
+        yield from tensors_in(self.folder)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -148,6 +142,13 @@ class WeightFiles:
                 f"cannot write {needed / 1e9:.2f} GB of weights to {path}: {error}; give inference.weights_dir a "
                 "folder with more room"
             ) from error
+
+
+def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the safetensors files of a folder hold; it is mapped, so that a RAM disk holds it once."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            yield from ((name, file.get_tensor(name)) for name in list(file.keys()))
 
 
 def shards_of(weights: Weights) -> Iterator[dict[str, Tensor]]:

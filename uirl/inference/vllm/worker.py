@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from uirl.inference.footprint import CACHE, WEIGHTS
+from uirl.inference.weight_files import tensors_in
 
 
 class WorkerExtension:
@@ -29,7 +29,7 @@ class WorkerExtension:
         Whoever calls drains the engine before and drops its caches after.
         """
         # not `model.load_weights`: this also repeats what vLLM does to weights after loading (CPU kernels pack them)
-        self.reload_weights(weights_iterator=_read(Path(folder)))  # type: ignore[attr-defined]
+        self.reload_weights(weights_iterator=tensors_in(Path(folder)))  # type: ignore[attr-defined]
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         return {"repacked_heads": _repack_heads(model)}
 
@@ -53,15 +53,6 @@ class WorkerExtension:
         everything = sum(allocation.handle[1] for allocation in pool)
         held["other"] = max(0, torch.cuda.memory_reserved() - everything)
         return dict(held)
-
-
-def _read(folder: Path) -> Iterator[tuple[str, Any]]:
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                yield name, file.get_tensor(name)
 
 
 def _repack_heads(model: Any) -> int:
