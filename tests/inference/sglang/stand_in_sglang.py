@@ -300,19 +300,15 @@ def install(monkeypatch: Any, **options: Any) -> list[Any]:
             finally:
                 self.sampling -= 1
 
-        async def update_weights_from_disk(self, *args: Any, **kwargs: Any) -> tuple[bool, str, int]:
-            obj = self._bind("update_weights_from_disk", "UpdateWeightFromDiskReqInput", args, kwargs)
-            return self.logic.update_weights_from_disk(vars(obj))
+        def __getattr__(self, method: str) -> Any:
+            async def command(*args: Any, **kwargs: Any) -> Any:
+                obj = self._bind(method, _REQUEST_OF[method], args, kwargs)
+                done = getattr(self.logic, method)(vars(obj))
+                if method == "update_weights_from_disk":
+                    return done
+                return requests.LoRAUpdateOutput(success=done[0], error_message=done[1])
 
-        async def load_lora_adapter(self, *args: Any, **kwargs: Any) -> Any:
-            obj = self._bind("load_lora_adapter", "LoadLoRAAdapterReqInput", args, kwargs)
-            ok, message = self.logic.load_lora_adapter(vars(obj))
-            return requests.LoRAUpdateOutput(success=ok, error_message=message)
-
-        async def unload_lora_adapter(self, *args: Any, **kwargs: Any) -> Any:
-            obj = self._bind("unload_lora_adapter", "UnloadLoRAAdapterReqInput", args, kwargs)
-            ok, message = self.logic.unload_lora_adapter(vars(obj))
-            return requests.LoRAUpdateOutput(success=ok, error_message=message)
+            return command
 
         def _bind(self, method: str, request: str, args: Any, kwargs: Any) -> Any:
             names = SURFACE["manager"][method]
