@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inference.sglang.stand_in_sglang import SGLangLogic, StandInSGLang, install
-from tests.inference.sglang.world import World
+from tests.inference.sglang.stand_in_sglang import SGLangLogic, StandInSGLang, World, install
 from uirl.config import ConfigStore
 from uirl.inference import LoadedModel
 from uirl.inference.sglang.engine import SGLangInferenceEngine

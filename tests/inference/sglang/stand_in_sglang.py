@@ -13,6 +13,7 @@ import json
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,23 @@ from tests.inference.stand_in_brain import Brain, Sampled
 from tests.inference.stand_in_http import Answer, Seen, StandIn
 from uirl.config import ModelConfig
 from uirl.images import Screenshot
+from uirl.inference import GenerationRequest, SamplingParams
 from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.sglang.engine import SGLangInferenceEngine
 
+ASKED = GenerationRequest((30, 31, 32, 33), (), SamplingParams(max_tokens=6, seed=3))
 SURFACE = json.loads((Path(__file__).parent / "sglang_surface.json").read_text())
 TOP_K_ALL = 1 << 30
 MASK_CAP = 4096
+
+
+@dataclass
+class World:
+    """An engine and what stands behind it."""
+
+    engine: SGLangInferenceEngine
+    logic: SGLangLogic
+    server: StandInSGLang | None
 
 
 class Refused(ValueError):

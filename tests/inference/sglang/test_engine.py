@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from tests.inference.prompts import contract, gap_of
-from tests.inference.sglang.stand_in_sglang import SURFACE, install
-from tests.inference.sglang.world import ASKED
+from tests.inference.sglang.stand_in_sglang import ASKED, SURFACE, install
 from tests.inference.stand_in_brain import within
 from tests.inference.stand_in_http import Answer
 from tests.patience import PATIENCE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.inference.pictures import picture
-from tests.inference.sglang.world import ASKED
+from tests.inference.sglang.stand_in_sglang import ASKED
 from tests.inference.stand_in_http import Answer
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams

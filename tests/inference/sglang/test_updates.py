@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.inference.prompts import gap_of
-from tests.inference.sglang.world import ASKED
+from tests.inference.sglang.stand_in_sglang import ASKED
 from uirl.config import ConfigStore
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import LoadedModel
