@@ -16,8 +16,7 @@ from tests.inference.pictures import picture
 from uirl.images import Screenshot, screenshot
 from uirl.inference import LoadedModel
 from uirl.inference.models import picture_cache
-from uirl.inference.models.packing import PackedPixels
-from uirl.inference.models.picture_cache import PictureCache
+from uirl.inference.models.picture_cache import PackedPixels, PictureCache
 from uirl.inference.models.processors import PictureProcessor
 from uirl.inference.models.vision import VisionInputs
 from uirl.runtime import bounded_cache

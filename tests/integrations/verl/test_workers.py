@@ -21,7 +21,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from uirl import ConfigStore, load_model
 from uirl.errors import ConfigError
-from uirl.inference.models.packing import PackedPixels, pack_pixels
+from uirl.inference.models.picture_cache import PackedPixels, pack_pixels
 from uirl.integrations.verl import workers
 from uirl.integrations.verl.agent_loop import EpisodeFailed
 from uirl.integrations.verl.workers import PIXELS, EpisodeWorker, PackedInputs, SurvivingClient, surviving

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
-from uirl.inference.models.packing import PackedPixels, pack_pixels
-from uirl.inference.models.picture_cache import PictureCache
+from uirl.inference.models.picture_cache import PackedPixels, PictureCache, pack_pixels
 from uirl.inference.models.processors import Expansion, PictureProcessor, Size, blank, joined, placeholder_id
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import Box, PictureTransform

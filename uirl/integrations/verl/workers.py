@@ -31,7 +31,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from uirl.errors import ProcessLost, RolloutFailure
-from uirl.inference.models.packing import PackedPixels, pack_pixels
+from uirl.inference.models.picture_cache import PackedPixels, pack_pixels
 from uirl.integrations.verl.agent_loop import close_context
 from uirl.integrations.verl.record import find_coordinator
 from uirl.integrations.verl.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.integrations.verl.models import qwen
-from uirl.inference.models.packing import pack_pixels
+from uirl.inference.models.picture_cache import pack_pixels
 from uirl.integrations.verl.plan import rows_within_budget
 from uirl.training.memory import patches_of, rows_of_episode, shape_of_config
 
