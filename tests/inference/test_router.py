@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,23 @@ from uirl.inference import GenerationRequest, LoadedModel, SamplingParams, Trans
 from uirl.inference.router import Router, RouterLimits
 from uirl.inference.weight_files import WeightFiles
 
+Routed = Callable[..., Router]
 QUICK = RouterLimits(patience=20.0, first_pause=0.001, longest_pause=0.002)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[WeightFiles]:
-    made = WeightFiles(tmp_path)
-    yield made
-    made.close()
+async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
+    """A function that makes a router of engines; all of them are closed with the test."""
+    made: list[Router] = []
+
+    def make(*engines: FakeEngine, **options: Any) -> Router:
+        usual: dict[str, Any] = {"files": WeightFiles(tmp_path), "limits": QUICK}
+        made.append(Router(engines, **{**usual, **options}))
+        return made[-1]
+
+    yield make
+    for router in made:
+        await router.close()
 
 
 def request(session: str | None = None, seed: int = 1, tokens: int = 4) -> GenerationRequest:
@@ -48,9 +58,9 @@ async def test_it_keeps_the_contract_of_an_engine(count: int) -> None:
         await router.generate(request())
 
 
-async def test_an_episode_stays_where_its_cache_is_and_others_go_to_the_least_loaded(files: WeightFiles) -> None:
+async def test_an_episode_stays_where_its_cache_is_and_others_go_to_the_least_loaded(routed: Routed) -> None:
     engines = [FakeEngine() for _ in range(3)]
-    router = Router(engines, files=files)
+    router = routed(*engines)
     for turn in range(4):
         await asyncio.gather(*[router.generate(request(f"e{n}", turn)) for n in range(9)])
     assert [len(engine.asked) for engine in engines] == [12, 12, 12]
@@ -68,9 +78,9 @@ async def test_an_episode_stays_where_its_cache_is_and_others_go_to_the_least_lo
     assert [engine.closed for engine in engines] == [1, 1, 1]
 
 
-async def test_calls_without_an_episode_go_to_whoever_has_the_fewest(files: WeightFiles) -> None:
+async def test_calls_without_an_episode_go_to_whoever_has_the_fewest(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files)
+    router = routed(*engines)
     for engine in engines:
         engine.hold()
     calls = [asyncio.ensure_future(router.generate(request(seed=n))) for n in range(6)]
@@ -79,14 +89,13 @@ async def test_calls_without_an_episode_go_to_whoever_has_the_fewest(files: Weig
     for engine in engines:
         engine.let_go()
     await asyncio.gather(*calls)
-    await router.close()
 
 
-async def test_a_request_whose_engine_dies_gets_the_same_reply_from_another(files: WeightFiles) -> None:
-    undisturbed = Router([FakeEngine()], files=WeightFiles(files.path))
+async def test_a_request_whose_engine_dies_gets_the_same_reply_from_another(routed: Routed) -> None:
+    undisturbed = routed(FakeEngine())
     expected = [await undisturbed.generate(request(f"e{n}", n)) for n in range(4)]
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     for engine in engines:
         engine.hold()
     replies = [asyncio.ensure_future(router.generate(request(f"e{n}", n))) for n in range(4)]
@@ -102,12 +111,13 @@ async def test_a_request_whose_engine_dies_gets_the_same_reply_from_another(file
         await router.generate(request(session, 7))
     assert len(engines[0].asked) == asked
     assert router.stats()["engine_moves"] == 2
-    await router.close()
 
 
-async def test_an_engine_that_comes_back_gets_the_newest_weights_before_it_serves(files: WeightFiles) -> None:
+async def test_an_engine_that_comes_back_gets_the_newest_weights_before_it_serves(
+    routed: Routed, tmp_path: Path
+) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     await router.update_weights(weights(1.0), 1)
     engines[0].die()
     await asyncio.gather(*[router.generate(request(f"e{n}")) for n in range(4)])
@@ -120,22 +130,20 @@ async def test_an_engine_that_comes_back_gets_the_newest_weights_before_it_serve
         await router.generate(request(f"e{n}"))
     assert engines[0].served
     assert {version for _, version in engines[0].served} == {2}
-    assert len(list(files.path.glob("0*"))) == 1  # of the newest version alone
-    await router.close()
+    assert len(list(tmp_path.glob("*/0*"))) == 1  # of the newest version alone
 
 
-async def test_weights_that_an_engine_refuses_stop_the_run(files: WeightFiles) -> None:
+async def test_weights_that_an_engine_refuses_stop_the_run(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     engines[1].refuses_update = ContractError("weight update holds 'x', which tiny does not have")
     with pytest.raises(ContractError, match="does not have"):
         await router.update_weights(weights(3.0), 5)
-    await router.close()
 
 
-async def test_updates_and_requests_run_together(files: WeightFiles) -> None:
+async def test_updates_and_requests_run_together(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files)
+    router = routed(*engines)
 
     async def episode(number: int) -> list[int]:
         return [(await router.generate(request(f"e{number}", turn))).policy_version for turn in range(50)]
@@ -147,45 +155,41 @@ async def test_updates_and_requests_run_together(files: WeightFiles) -> None:
     *versions, _ = await asyncio.gather(*[episode(n) for n in range(8)], learner())
     assert all(seen == sorted(seen) for seen in versions)
     assert router.policy_version == 5
-    await router.close()
 
 
-async def test_an_update_reaches_every_engine_also_one_that_is_lost_meanwhile(files: WeightFiles) -> None:
+async def test_an_update_reaches_every_engine_also_one_that_is_lost_meanwhile(routed: Routed) -> None:
     engines = [FakeEngine(takes_adapters=True), FakeEngine(takes_adapters=True)]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     assert router.takes_adapters
-    assert not Router([engines[0], FakeEngine()], files=files).takes_adapters
+    assert not routed(engines[0], FakeEngine()).takes_adapters
     engines[1].dead = True
     await router.update_weights(weights(1.0), 5, adapter={"r": 4})
     assert (router.policy_version, engines[0].policy_version, list(router.out)) == (5, 5, ["engine 1"])
     engines[1].come_back()
     await until(lambda: not router.out)
     assert [(engine.policy_version, engine.adapter) for engine in engines] == [(5, {"r": 4})] * 2
-    await router.close()
 
 
-async def test_with_all_engines_out_a_request_waits_and_then_says_why(files: WeightFiles) -> None:
+async def test_with_all_engines_out_a_request_waits_and_then_says_why(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
     limits = replace(QUICK, patience=0.05)
-    router = Router(engines, names=["left", "right"], files=files, limits=limits)
+    router = routed(*engines, names=["left", "right"], limits=limits)
     for engine in engines:
         engine.die()
     with pytest.raises(
         EngineFailure, match=r"no engine can be asked.*left: EngineLost.*right: EngineLost: it was killed"
     ):
         await router.generate(request("e"))
-    patient = Router(engines, files=files, limits=QUICK)
+    patient = routed(*engines)
     reply = asyncio.ensure_future(patient.generate(request("e")))
     await until(lambda: len(patient.out) == 2)
     engines[1].come_back()
     assert (await reply).token_ids
-    await router.close()
-    await patient.close()
 
 
-async def test_a_request_that_no_engine_can_answer_takes_none_of_them_out(files: WeightFiles) -> None:
+async def test_a_request_that_no_engine_can_answer_takes_none_of_them_out(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     for engine in engines:
         engine.broken = EngineFailure("no reply")
     with pytest.raises(EngineFailure, match="no reply"):
@@ -197,23 +201,21 @@ async def test_a_request_that_no_engine_can_answer_takes_none_of_them_out(files:
     with pytest.raises(PromptTooLong):
         await router.generate(request("long"))
     assert sum(len(engine.asked) for engine in engines) == 4  # it would be too long for the others as well
-    await router.close()
 
 
-async def test_an_engine_that_fails_what_another_can_is_taken_out(files: WeightFiles) -> None:
+async def test_an_engine_that_fails_what_another_can_is_taken_out(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=replace(QUICK, first_pause=60.0, longest_pause=60.0))
+    router = routed(*engines, limits=replace(QUICK, first_pause=60.0, longest_pause=60.0))
     engines[0].broken = EngineFailure("out of memory")
     for n in range(4):
         await router.generate(request(f"e{n}", n))
     assert router.out == {"engine 0": "EngineFailure: out of memory"}
     assert len(engines[0].asked) == 1
-    await router.close()
 
 
-async def test_an_engine_under_suspicion_gets_no_new_episodes_and_holds_none_that_left(files: WeightFiles) -> None:
+async def test_an_engine_under_suspicion_gets_no_new_episodes_and_holds_none_that_left(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     engines[0].broken = EngineFailure("out of memory")
     engines[1].hold()
     replies = [asyncio.ensure_future(router.generate(request("e0")))]
@@ -225,10 +227,9 @@ async def test_an_engine_under_suspicion_gets_no_new_episodes_and_holds_none_tha
     assert len(engines[0].asked) == 1
     engines[1].let_go()
     await asyncio.gather(*replies)
-    await router.close()
 
 
-async def test_weights_that_come_while_an_engine_comes_back_reach_it_as_well(files: WeightFiles) -> None:
+async def test_weights_that_come_while_an_engine_comes_back_reach_it_as_well(routed: Routed) -> None:
     class Slow(FakeEngine):
         loading = 0
 
@@ -238,7 +239,7 @@ async def test_weights_that_come_while_an_engine_comes_back_reach_it_as_well(fil
             await self._free.wait()
 
     engines = [FakeEngine(), Slow()]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     engines[1].dead = True
     await router.update_weights(weights(1.0), 1)
     engines[1].hold()
@@ -248,7 +249,6 @@ async def test_weights_that_come_while_an_engine_comes_back_reach_it_as_well(fil
     engines[1].let_go()
     await until(lambda: not router.out)
     assert (engines[1].policy_version, engines[1].weights["a.weight"]) == (2, [2.0, 2.0])
-    await router.close()
 
 
 async def test_an_engine_alone_that_never_answers_is_taken_out_and_tried_again() -> None:
@@ -262,7 +262,7 @@ async def test_an_engine_alone_that_never_answers_is_taken_out_and_tried_again()
     await router.close()
 
 
-async def test_a_request_that_ends_one_engine_after_the_other_is_given_up(files: WeightFiles) -> None:
+async def test_a_request_that_ends_one_engine_after_the_other_is_given_up(routed: Routed) -> None:
     class Fragile(FakeEngine):
         async def generate(self, request: GenerationRequest):
             if request.session_id == "poison":
@@ -270,28 +270,26 @@ async def test_a_request_that_ends_one_engine_after_the_other_is_given_up(files:
             return await super().generate(request)
 
     engines = [Fragile() for _ in range(5)]
-    router = Router(engines, files=files, limits=QUICK)
+    router = routed(*engines)
     with pytest.raises(EngineFailure, match="3 engines were lost over one request"):
         await router.generate(request("poison"))
     assert sum(engine.dead for engine in engines) == 3
     assert (await router.generate(request("healthy"))).token_ids
-    await router.close()
 
 
-async def test_an_engine_that_answers_nobody_is_lost(files: WeightFiles) -> None:
+async def test_an_engine_that_answers_nobody_is_lost(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
     limits = replace(QUICK, stall=0.05, first_pause=60.0, longest_pause=60.0)
-    router = Router(engines, files=files, limits=limits)
+    router = routed(*engines, limits=limits)
     engines[0].hold()
     replies = await asyncio.gather(*[router.generate(request(f"e{n}", n)) for n in range(6)])
     assert len(replies) == len(engines[1].served) == 6
     assert "answered no request for 0.05 s" in router.out["engine 0"]
-    await router.close()
 
 
-async def test_a_call_that_is_given_up_is_given_up_by_the_engine(files: WeightFiles) -> None:
+async def test_a_call_that_is_given_up_is_given_up_by_the_engine(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files)
+    router = routed(*engines)
     engines[0].hold()
     call = asyncio.ensure_future(router.generate(request("e")))
     await until(lambda: engines[0].asked)
@@ -302,12 +300,11 @@ async def test_a_call_that_is_given_up_is_given_up_by_the_engine(files: WeightFi
     await asyncio.sleep(0)
     assert not engines[0].served
     assert not router.out
-    await router.close()
 
 
-async def test_sessions_that_nobody_released_are_forgotten_in_time(files: WeightFiles) -> None:
+async def test_sessions_that_nobody_released_are_forgotten_in_time(routed: Routed) -> None:
     engines = [FakeEngine(), FakeEngine()]
-    router = Router(engines, files=files, limits=RouterLimits(sessions=100))
+    router = routed(*engines, limits=RouterLimits(sessions=100))
     for n in range(1000):
         await router.generate(request(f"e{n}", n))
         await router.generate(request("busy", n))
@@ -315,15 +312,13 @@ async def test_sessions_that_nobody_released_are_forgotten_in_time(files: Weight
     assert sum(place.sessions for place in router._places) == 100
     assert "e0" in engines[0].released + engines[1].released
     assert "busy" not in engines[0].released + engines[1].released
-    await router.close()
 
 
-async def test_counters_are_summed(files: WeightFiles) -> None:
-    router = Router([FakeEngine(), FakeEngine()], files=files)
+async def test_counters_are_summed(routed: Routed) -> None:
+    router = routed(FakeEngine(), FakeEngine())
     await asyncio.gather(*[router.generate(request(f"e{n}", n, tokens=5)) for n in range(4)])
     assert router.stats() == {"generated_tokens": 20.0}
     assert router.stats() == {"generated_tokens": 0.0}
-    await router.close()
 
 
 def test_what_cannot_be_one_engine_is_refused(lm: LoadedModel) -> None:

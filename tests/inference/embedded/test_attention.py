@@ -52,7 +52,6 @@ async def test_engine_and_learner_see_what_the_model_sees(family: str) -> None:
             expected = own_log_probs(loaded, ids[:end], len(log_probs))
             assert log_probs == pytest.approx(expected, abs=1e-3)
             assert recompute(ids[:end], (), len(log_probs), SamplingParams()) == pytest.approx(expected, abs=1e-3)
-    await engine.close()
 
 
 def test_every_family_with_windows_is_known() -> None:

@@ -34,7 +34,6 @@ async def test_every_architecture_keeps_the_contract(architecture: str) -> None:
     assert report.tokens > 0
     assert report.log_prob_gap < 1e-4
     assert report.cached_tokens > 0
-    await engine.close()
 
 
 async def play(engine: TransformersInferenceEngine, chat: ChatRenderer, number: int, turns: int = 3) -> tuple:

@@ -33,7 +33,6 @@ async def test_it_is_freed_with_the_last_episode() -> None:
     assert engine._worker is not None
     await engine._worker
     assert engine.cache_bytes == 0  # of no episode
-    await engine.close()
 
 
 async def test_it_never_takes_more_than_it_may_and_requests_wait() -> None:
@@ -71,7 +70,6 @@ async def test_a_prompt_that_the_whole_cache_cannot_hold_is_refused_with_the_key
     engine = Engine(loaded, shared=True, pool_bytes=10_000)
     with pytest.raises(PromptTooLong, match=r"cache of 10000 bytes holds, inference.kv_cache_gib"):
         await engine.generate(request(ChatRenderer(loaded), None))
-    await engine.close()
 
 
 @pytest.mark.parametrize("keep_cache", [False, True])
@@ -81,7 +79,6 @@ async def test_new_weights_free_what_they_make_worthless(keep_cache: bool) -> No
     await engine.generate(request(chat, "a"))
     await engine.update_weights(None, 1)
     assert (engine.cache_bytes > 0) == keep_cache
-    await engine.close()
 
 
 def test_measuring_it_leaves_the_mode_of_every_module() -> None:

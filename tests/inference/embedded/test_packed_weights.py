@@ -101,7 +101,6 @@ async def test_weights_that_change_are_packed_anew(
     whole = [*ChatRenderer(model).whole([Message("user", "say 0")]), *made.token_ids]
     learned = recompute_with(model)(whole, (), len(made.token_ids), SamplingParams())
     assert torch.allclose(torch.tensor(learned), torch.tensor(made.log_probs), atol=1e-4)
-    await engine.close()
 
 
 def steps(packed: PackedWeights, module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,6 @@ async def test_what_the_next_turn_is_sampled_from(keep_cache: bool) -> None:
     gap = gap_of(loaded, following, second)
     # kept rows are those of the old weights: the reply is not what the new ones alone would say
     assert (gap > 1e-3) if keep_cache else (gap < 1e-4)
-    await engine.close()
 
 
 @pytest.mark.parametrize("keep_cache", [False, True])
@@ -74,7 +73,6 @@ async def test_a_reply_that_spans_an_update_leaves_its_row_or_not(keep_cache: bo
     assert spanning.policy_version == 0
     following = await engine.generate(asked("s", *spanning.token_ids, 14))
     assert (following.cached_tokens > 0) is keep_cache
-    await engine.close()
 
 
 @pytest.mark.parametrize("swap", ["token", "turn"])
@@ -94,7 +92,6 @@ async def test_weights_come_in_between_tokens_or_between_turns(swap: str) -> Non
     assert after.token_ids == whole_new.token_ids
     assert reply.log_probs[:5] == pytest.approx(whole_old.log_probs[:5], abs=1e-5)
     assert (reply.token_ids == whole_old.token_ids) is (swap == "turn")
-    await engine.close()
 
 
 async def test_updates_without_end_starve_no_request(lm: LoadedModel) -> None:
@@ -119,7 +116,6 @@ async def test_updates_without_end_starve_no_request(lm: LoadedModel) -> None:
     ended = True
     assert await learning > 3
     assert all(seen == sorted(seen) and len(set(seen)) > 1 for seen in versions)
-    await engine.close()
 
 
 async def test_a_reply_that_never_ends_holds_no_update(
@@ -135,7 +131,6 @@ async def test_a_reply_that_never_ends_holds_no_update(
     assert engine.stats()["early_swaps"] == 1
     assert "come in between their tokens" in caplog.text
     turn.cancel()
-    await engine.close()
 
 
 async def test_neither_a_failure_nor_a_close_nor_a_cancel_leaves_the_door_shut(
@@ -228,7 +223,6 @@ async def test_a_request_that_waits_through_an_update_forgets_what_it_was_to_beg
         other.cancel()
     reply = await late
     assert (reply.policy_version, reply.cached_tokens) == (1, 0)
-    await engine.close()
 
 
 async def test_an_episode_whose_window_drops_turns_counts_as_fresh_only_where_it_is() -> None:
@@ -251,4 +245,3 @@ async def test_an_episode_whose_window_drops_turns_counts_as_fresh_only_where_it
         talk.reply(response.token_ids, loaded.tokenizer.decode(response.token_ids), ended=False)
         await engine.update_weights(nudged(loaded), turn + 1)
     assert rewritten > 1
-    await engine.close()

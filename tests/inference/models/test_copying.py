@@ -31,7 +31,6 @@ async def test_an_engine_on_a_copy_follows_the_learner_by_updates_alone(name: st
     await engine.update_weights(weights, 1, adapter=adapter)
     assert (await engine.generate(request)).log_probs != before.log_probs
     assert (await contract(engine, loaded)).log_prob_gap < 1e-4
-    await engine.close()
 
 
 def test_tied_weights_stay_tied() -> None:
