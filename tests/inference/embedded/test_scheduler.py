@@ -26,10 +26,16 @@ def request(*ids: int, session: str | None = None, **sampling: Any) -> Generatio
     return GenerationRequest(ids, (), SamplingParams(**sampling), session)
 
 
+def admitted(scheduler: Scheduler, version: int = 0) -> Admission:
+    """What a step admits."""
+    admission = scheduler.admit(version)
+    assert admission is not None
+    return admission
+
+
 def prefilled(scheduler: Scheduler) -> list[SequenceState]:
     """The sequences that a step admits, their prompts in the cache; the runner does this."""
-    admission = scheduler.admit(0)
-    assert admission is not None
+    admission = admitted(scheduler)
     for sequence in admission.sequences:
         sequence.cached = len(sequence.request.prompt_ids)
     return admission.sequences
@@ -137,8 +143,7 @@ def test_kept_rows_make_way_for_what_runs_the_oldest_first() -> None:
         play(one, request(10 + number, 11, session=f"s{number}", max_tokens=6), END)
     assert list(one._kept) == ["s0", "s1", "s2"]
     one.add(request(20, 21, max_tokens=11))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert list(one._kept) == ["s1", "s2"], "3 rows of 13"
     assert admission.rows * admission.length <= 40
 
@@ -240,8 +245,7 @@ def test_what_the_cache_must_hold_is_said_with_the_admission() -> None:
     one = scheduler(context=10**6)
     one.add(request(*range(10, 15), max_tokens=7))
     one.add(request(*range(10, 13), max_tokens=10**9))
-    admission = one.admit(0)
-    assert isinstance(admission, Admission)
+    admission = admitted(one)
     assert (admission.rows, admission.length) == (2, 3 + AHEAD)
 
 
@@ -333,15 +337,13 @@ def test_what_prompts_begin_with_is_fed_once_and_the_others_wait_a_step_for_it()
     short = one.add(request(10, 11))
     first, other, member, last = (one.add(request(*begin, *own)) for own in ((1, 2), (3,), (3,), (1, 4, 5)))
     assert prefilled(one) == [short, first]
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert admission.sequences == [other, last, member]
     assert admission.copies == {other.row: (first.row, 80), last.row: (first.row, 81)}
     assert (other.cached, member.twin, last.uncached) == (80, other, 2)
     late = one.add(request(*begin[:70], 7, 7))
     nothing = one.add(request(*begin[:63], 8, 8))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert admission.sequences == [late, nothing], "63 tokens are not worth it"
     assert (late.cached, nothing.cached) == (70, 0)
 
@@ -369,8 +371,7 @@ def test_who_comes_later_copies_the_row_of_one_with_its_prompt() -> None:
     first = one.add(request(10, 11, 12, session="first"))
     prefilled(one)
     second = one.add(request(10, 11, 12, session="second"))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert (admission.copies, second.cached, second.uncached) == ({second.row: (first.row, 2)}, 2, 1)
 
 
@@ -379,8 +380,7 @@ def test_a_row_is_copied_from_one_that_runs_or_is_kept_at_a_later_turn() -> None
     play(one, request(10, 11, 12, session="first"), 20, END)
     play(one, request(10, 11, 12, 20, 1, 30, session="first"), 21, END)
     late = one.add(request(10, 11, 12, session="late"))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     ((to, (source, tokens)),) = admission.copies.items()
     assert (to, tokens, late.cached) == (late.row, 2, 2)
     assert source != to
@@ -397,8 +397,7 @@ def test_no_row_of_other_weights_is_copied() -> None:
         if drop:
             one.forget_rows()
         late = [one.add(request(10, 11, 12)), one.add(request(10, 11, 12, 13))]
-        admission = one.admit(1)
-        assert admission is not None
+        admission = admitted(one, 1)
         assert (admission.copies, [s.cached for s in late]) == ({}, [0, 0])
         # a turn that goes on from an old row may not be copied either
         if not drop:
@@ -415,8 +414,7 @@ def test_another_picture_is_another_prompt() -> None:
     prefilled(one)
     assert [s.twin for s in (first, other, same)] == [None, None, first]
     late = one.add(replace(shown[1], session_id="late"))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert admission.copies == {late.row: (other.row, 4)}
 
 
@@ -425,7 +423,6 @@ def test_nothing_is_shared_where_no_rows_are_kept() -> None:
     members = [one.add(request(10, 11, 12)) for _ in range(2)]
     prefilled(one)
     members.append(one.add(request(10, 11, 12)))
-    admission = one.admit(0)
-    assert admission is not None
+    admission = admitted(one)
     assert [s.twin for s in members] == [None] * 3
     assert (admission.copies, members[2].cached) == ({}, 0)
