@@ -35,7 +35,6 @@ async def test_json_goes_out_and_comes_back(server: StandIn) -> None:
     assert await client.get("/text", text=True) == "Cache flushed.\n"
     with pytest.raises(ServerFailure, match="no JSON: 'Cache flushed"):
         await client.get("/text")
-    await client.close()
 
 
 async def test_a_failure_tells_what_was_asked_what_came_back_and_what_to_do(server: StandIn) -> None:
@@ -51,7 +50,6 @@ async def test_a_failure_tells_what_was_asked_what_came_back_and_what_to_do(serv
         await client.post("/x", {})
     again = pickle.loads(pickle.dumps(ServerFailure("lost")))
     assert str(again) == "lost"
-    await client.close()
 
 
 async def test_what_to_do_about_a_key(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +61,6 @@ async def test_what_to_do_about_a_key(server: StandIn, monkeypatch: pytest.Monke
     monkeypatch.delenv("TEST_KEY")
     with pytest.raises(ServerFailure, match="TEST_KEY is not set"):
         await client.get("/x")
-    await client.close()
 
 
 def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated() -> None:

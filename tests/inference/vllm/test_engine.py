@@ -108,7 +108,6 @@ async def test_no_response_spans_an_update(lm: LoadedModel, tmp_path: Path) -> N
     assert {(made.token_ids, made.policy_version) for made in await asyncio.gather(*late)} == {((1,), 1)}
     assert engine.policy_version == 1
     assert [p.name for p in engine._files.path.iterdir()] == ["lock"]  # nothing of the update stays on the RAM disk
-    await engine.close()
 
 
 async def wait_for(event: asyncio.Event) -> None:
@@ -128,7 +127,6 @@ async def test_a_cancelled_caller_stops_the_work_and_holds_up_no_update(lm: Load
     await asyncio.wait_for(push(engine, 3), PATIENCE)
     assert backend.stopped == 1
     assert engine.policy_version == 3
-    await engine.close()
 
 
 async def test_after_a_failed_update_nothing_is_sampled_until_one_succeeds(lm: LoadedModel, tmp_path: Path) -> None:
@@ -144,7 +142,6 @@ async def test_after_a_failed_update_nothing_is_sampled_until_one_succeeds(lm: L
     await push(engine, 2)
     assert (await engine.generate(REQUEST)).policy_version == 2
     assert [p.name for p in engine._files.path.iterdir()] == ["lock"]
-    await engine.close()
 
 
 async def test_weights_that_do_not_fit_change_nothing(lm: LoadedModel, tmp_path: Path) -> None:
@@ -157,7 +154,6 @@ async def test_weights_that_do_not_fit_change_nothing(lm: LoadedModel, tmp_path:
     with pytest.raises(ContractError, match="takes no adapters"):
         await engine.update_weights([], 1, adapter={})
     assert (await engine.generate(REQUEST)).policy_version == 0
-    await engine.close()
 
 
 async def test_adapters_are_swapped_under_new_names(lm: LoadedModel, tmp_path: Path) -> None:
@@ -188,7 +184,6 @@ async def test_adapters_are_swapped_under_new_names(lm: LoadedModel, tmp_path: P
     assert (await engine.generate(REQUEST)).policy_version == 4
     assert backend.adapter is None
     assert not list(engine._files.path.glob("*/adapter_model.safetensors"))
-    await engine.close()
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -212,7 +207,6 @@ async def test_an_adapter_never_stands_on_other_weights_than_its_own(held: bool,
     await engine.update_weights(peft_weights(policy.model), 6, adapter=described)
     assert backend.weights == (3 if held else 4)
     assert (await engine.generate(REQUEST)).policy_version == 6
-    await engine.close()
 
 
 async def test_closing_answers_whoever_waits(lm: LoadedModel, tmp_path: Path) -> None:
@@ -251,7 +245,6 @@ async def test_the_counters(lm: LoadedModel, tmp_path: Path) -> None:
     assert counted["busy_seconds"] > 0
     assert counted["update_seconds"] > 0.01
     assert engine.stats() == {}
-    await engine.close()
 
 
 async def test_the_context_is_the_smaller_of_both(lm: LoadedModel, tmp_path: Path) -> None:

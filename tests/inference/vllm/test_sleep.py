@@ -79,7 +79,6 @@ async def test_after_every_sleep_it_samples_from_the_learners_weights(level: int
         world.learn()
         await world.publish()
         assert await world.gap() < 1e-4
-    await world.engine.close()
 
 
 async def test_weights_wake_before_they_are_loaded_and_the_cache_afterwards(tmp_path: Path) -> None:
@@ -100,7 +99,6 @@ async def test_weights_wake_before_they_are_loaded_and_the_cache_afterwards(tmp_
     assert not list(footprint.problems())
     await world.publish()
     assert world.vllm.calls[5:] == ["load", "swap"], "who is awake is not woken"
-    await world.engine.close()
 
 
 async def test_adapters_leave_the_base_where_it_is_at_level_1(tmp_path: Path) -> None:
@@ -108,7 +106,6 @@ async def test_adapters_leave_the_base_where_it_is_at_level_1(tmp_path: Path) ->
     await world.engine.sleep()
     await world.publish()
     assert world.vllm.calls == ["sleep 1", "wake weights", "swap", "wake kv_cache"]
-    await world.engine.close()
 
 
 async def test_asleep_it_answers_nothing(tmp_path: Path) -> None:
@@ -118,7 +115,6 @@ async def test_asleep_it_answers_nothing(tmp_path: Path) -> None:
         await world.engine.generate(REQUEST)
     await world.publish()
     assert (await world.engine.generate(REQUEST)).policy_version == 1
-    await world.engine.close()
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -138,7 +134,6 @@ async def test_a_failure_on_the_way_back_is_told_and_the_next_update_goes_on(
     await world.publish()
     assert await world.gap() < 1e-4
     assert world.vllm.held_now == {WEIGHTS: WEIGHT_BYTES, CACHE: CACHE_BYTES, "other": SCRATCH_BYTES}
-    await world.engine.close()
 
 
 async def test_one_that_cannot_fall_asleep_says_so(tmp_path: Path) -> None:
@@ -150,7 +145,6 @@ async def test_one_that_cannot_fall_asleep_says_so(tmp_path: Path) -> None:
         await world.engine.generate(REQUEST)
     await world.publish()
     assert await world.gap() < 1e-4
-    await world.engine.close()
 
 
 async def test_it_falls_asleep_once_nothing_is_under_way(tmp_path: Path) -> None:
@@ -177,7 +171,6 @@ async def test_it_falls_asleep_once_nothing_is_under_way(tmp_path: Path) -> None
     assert world.vllm.calls == ["answered", "sleep 2"]
     with pytest.raises(EngineFailure, match="while the engine sleeps"):
         await late
-    await world.engine.close()
 
 
 async def test_what_the_learner_freed_is_given_back_before_the_engine_takes_it(
@@ -189,7 +182,6 @@ async def test_what_the_learner_freed_is_given_back_before_the_engine_takes_it(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: world.vllm.calls.append("empty_cache"))
     await world.publish()
     assert world.vllm.calls == ["sleep 2", "empty_cache", "wake weights", "load", "swap", "wake kv_cache"]
-    await world.engine.close()
 
 
 async def test_level_0_never_sleeps(tmp_path: Path) -> None:
@@ -200,7 +192,6 @@ async def test_level_0_never_sleeps(tmp_path: Path) -> None:
     assert not world.vllm.calls
     with pytest.raises(ContractError, match=r"no inference\.server_url"):
         await super(SleepingVLLM, world.vllm).sleep(1)
-    await world.engine.close()
 
 
 AWAKE = {WEIGHTS: 100, CACHE: 200, "other": 10}
