@@ -8,7 +8,6 @@ out, tried again after growing pauses, and gets the newest weights before it ser
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -239,21 +238,20 @@ class Router(InferenceEngine):
     async def _wait(self, until: float) -> None:
         """Wait until an engine comes back. Raises EngineFailure with what is wrong with each."""
         self._came_back.clear()
-        loop = asyncio.get_running_loop()
-        while not self._closed and self.out:
-            said = "; ".join(f"{name}: {reason}" for name, reason in self.out.items())
-            left = until - loop.time()
-            if left <= 0:
+        if self.out and not self._closed:
+            try:
+                left = until - asyncio.get_running_loop().time()
+                await wait_for(f"an engine ({self._why_out()})", self._came_back.wait(), left)
+            except TimedOut:
                 raise EngineFailure(
-                    f"no engine can be asked, and none came back in {self.limits.patience:g} s ({said}); see above "
-                    "what ended them"
-                )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._came_back.wait(), min(left, SAY_EVERY))
-                return
-            _LOG.warning("requests wait for an engine, up to %.0f s more (%s)", left, said)
+                    f"no engine can be asked, and none came back in {self.limits.patience:g} s ({self._why_out()}); "
+                    "see above what ended them"
+                ) from None
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
+
+    def _why_out(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self.out.items())
 
     # -- one request -------------------------------------------------------------------------------------------
 
