@@ -122,6 +122,10 @@ def command_parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(run=_eval)
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     add_config(check)
+    check.add_argument(
+        "--record", metavar="PATH", help="instead: which faults a dump of TRL, verl or prime-rl shows, file or folder"
+    )
+    check.add_argument("--held-out", metavar="FILE", help="record: questions that training must not hold")
     check.set_defaults(run=_check)
     apps.add_command(commands)
     attack.add_command(commands)
@@ -329,6 +333,10 @@ def _options_of(name: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.record is not None:
+        return _check_record(options)
+    if options.held_out is not None:
+        raise ConfigError("--held-out is compared with a dump; name it: --record PATH")
     _, config = read_config(options)
     from uirl.training.checks.preflight import Finding, preflight
 
@@ -337,6 +345,16 @@ def _check(options: argparse.Namespace) -> int:
 
     findings = preflight(config, tell=tell)
     return 0 if all(finding.ok for finding in findings) else 1
+
+
+def _check_record(options: argparse.Namespace) -> int:
+    from uirl.storage.dump_faults import check_dump
+
+    if options.config is not None or options.overrides:
+        raise ConfigError("--record reads what another trainer wrote, without a config; leave the config out")
+    report = check_dump(Path(options.record), Path(options.held_out) if options.held_out is not None else None)
+    print(visible(str(report)))
+    return 1 if report.shown else 0
 
 
 if __name__ == "__main__":

@@ -55,8 +55,11 @@ LIMITS = Limits()
 """For bodies of requests and answers."""
 
 
-def read_json(text: bytes | bytearray | str, limits: Limits = LIMITS, where: str = "the JSON") -> Any:
+def read_json(
+    text: bytes | bytearray | str, limits: Limits = LIMITS, where: str = "the JSON", *, constants: bool = False
+) -> Any:
     """Return the value of a JSON text (bytes: UTF-8), within `limits` and fit to be kept (`check_plain`).
+    `constants`: NaN and infinities, which Python's `json` writes, are read as None.
 
     Raises LimitError for what is too long, too many or too deep, before it is parsed where that can be told, and
     InputError for what is no JSON: NaN and infinities included, and numbers that Python reads as infinite.
@@ -65,7 +68,7 @@ def read_json(text: bytes | bytearray | str, limits: Limits = LIMITS, where: str
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
         _check_structure(decoded, limits.items, where)
-        value = json.loads(decoded, parse_constant=_no_constant)
+        value = json.loads(decoded, parse_constant=(lambda _: None) if constants else _no_constant)
     except InputError:
         raise
     except RecursionError:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from uirl.errors import ConfigError
+
+MOST_BYTES = 16 * 2**30
+"""Of one Parquet file, unpacked."""
 
 
 def read_rows(source: str) -> list[Any]:
@@ -66,16 +69,28 @@ def _of_csv(source: str) -> list[Any]:
     return rows
 
 
-def _of_parquet(source: str) -> list[Any]:
+def parquet_rows(source: str) -> Iterator[Any]:
+    """Yield the rows of a Parquet file, some hundred in memory at a time. Raises ConfigError without pyarrow, OSError,
+    and ValueError for what is no such file or unpacks to more than `MOST_BYTES`."""
     try:
         from pyarrow import ArrowException
-        from pyarrow.parquet import read_table
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ConfigError(f"{source} needs pyarrow: pip install 'uirl[parquet]'") from error
     try:
-        return read_table(source).to_pylist()
+        with ParquetFile(source) as file:
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+            if size > MOST_BYTES:
+                raise ValueError(f"it unpacks to {size} bytes, and at most {MOST_BYTES} are read; split it")
+            for batch in file.iter_batches(256):
+                yield from batch.to_pylist()
     except ArrowException as error:
         raise ValueError(str(error)) from error
+
+
+def _of_parquet(source: str) -> list[Any]:
+    return list(parquet_rows(source))
 
 
 def _of_hub(source: str) -> list[Any]:
