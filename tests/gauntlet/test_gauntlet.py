@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.gauntlet.faults import FAULTS
+from tests.gauntlet.faults import FAULTS, REFUSED
 from uirl.cli.begin import path_of
 from uirl.config import load_config
+from uirl.errors import AlignmentError
+from uirl.rollout.samples import samples_of
 from uirl.training.checks import agreement
 from uirl.training.checks.preflight import preflight
-from uirl.types import Observation, Trajectory, Turn
+from uirl.types import Failure, Observation, Trajectory, Turn
 
 
 def findings(*changes: str) -> dict[str, bool]:
@@ -39,3 +41,20 @@ def test_two_tokens_for_the_beginning_are_named() -> None:
     once, twice = (Trajectory(turns=[Turn(Observation("x"), context_ids=ids)]) for ids in ((1, 5), (1, 1, 5)))
     assert not agreement._beginning(parts, [once])
     assert "two tokens for their beginning" in agreement._beginning(parts, [once, twice])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_line_up_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    REFUSED[name](monkeypatch)
+    with pytest.raises((AlignmentError, ValueError), match=r"must align|picture|placeholder"):
+        findings()
+
+
+def test_a_failed_episode_is_refused_as_a_reward_of_zero() -> None:
+    """NeMo-RL#3470."""
+    failed = Trajectory(
+        turns=[Turn(Observation("x"), context_ids=(1,), response_ids=(2,))],
+        failure=Failure("environment", "crashed", 1),
+    )
+    with pytest.raises(AlignmentError, match="is not evidence"):
+        samples_of(failed)

@@ -134,9 +134,10 @@ def test_what_is_found_is_told_before_the_next_check_begins() -> None:
 def test_a_reply_that_was_cut_off_is_no_error_of_the_tokens() -> None:
     turn = SimpleNamespace(context_ids=(1, 2), response_ids=(3,), starts_segment=True)
     episode: Any = SimpleNamespace(id="a", turns=[turn])
+    parts: Any = None  # nothing is fed again
     for fed, fits in (([(1, 2), (1, 2, 3, 4)], True), ([(1, 2)], True), ([(1, 3)], False), ([], False)):
         requests: Any = {"a": [SimpleNamespace(prompt_ids=prompt) for prompt in fed]}
-        assert PREFLIGHT._token_identity([episode], requests).ok == fits
+        assert PREFLIGHT._token_identity(parts, [episode], requests).ok == fits
 
 
 WEIGHTS = 134_515_008

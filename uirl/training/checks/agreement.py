@@ -13,6 +13,7 @@ from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.inference.base import GenerationRequest, SamplingParams
 from uirl.inference.models.precision import dtype_of
 from uirl.learner import Policy, collate, response_view
+from uirl.learner.steps import Objective, UpdateTensors
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, sampling_of
 from uirl.training.checks import Finding
@@ -85,8 +86,8 @@ async def _answers(parts: Assembly, request: GenerationRequest) -> bool:
 
 def check_learned(parts: Assembly, played: Sequence[Trajectory]) -> list[Finding]:
     """Return what each check found."""
-    problem = _tokens(parts, played) or _rewards(played) or _beginning(parts, played)
-    told = "every sampled token, its end token too, and the rewards of each episode"
+    problem = _tokens(parts, played) or _rewards(played) or _beginning(parts, played) or _mean(parts, played)
+    told = "every sampled token, its end token too, and the rewards of each episode; padding counts in no mean"
     found = [Finding("what is learned from", not problem, problem or told)]
     shown = [hash for one in played for turn in one.turns for hash in turn.context_images]
     if shown and parts.learner.policy.loaded.vision is not None:
@@ -125,6 +126,32 @@ def _beginning(parts: Assembly, played: Sequence[Trajectory]) -> str:
     if first is not None and any(one.turns[0].context_ids[:2] == (first, first) for one in played):
         return "prompts begin with two tokens for their beginning: the chat template writes one, the tokenizer another"
     return ""
+
+
+def _mean(parts: Assembly, played: Sequence[Trajectory]) -> str:
+    """Return what is wrong with the mean of the loss, over a short and a long reply: where each token's advantage is 1
+    and nothing was learned yet, it is -1, whatever stands beside them."""
+    settings, policy = parts.learner.settings, parts.learner.policy
+    if settings.spec.loss != "policy" or not settings.loss["aggregation"].endswith("mean"):
+        return ""
+    by_length = sorted(samples_of_all(played), key=lambda one: sum(one.response_mask))
+    samples = [by_length[0], by_length[-1]]
+    batch = collate(policy.loaded, samples, parts.images)
+    with torch.no_grad():
+        scores = policy.log_probs_and_values(batch, parts.config.inference.temperature, entropy=True)
+    assert scores.log_probs is not None
+    told = [row[mask] for row, mask in zip(scores.log_probs, batch.response_mask, strict=True)]
+    ones = [torch.ones_like(one) for one in told]
+    tensors = UpdateTensors(ones, ones, told, told)
+    objective = Objective.of(settings, tensors, 1, entropy_coef=0.0, kl_loss_coef=0.0)
+    (term,) = objective.terms(scores, objective.rows(batch, range(len(samples))), batch.response_mask)
+    if abs(float(term.loss) + 1) <= SAME * 100:
+        return ""
+    places, tokens = batch.response_mask.numel(), sum(map(len, told))
+    return (
+        f"the mean of a loss of -1 over {tokens} tokens is {float(term.loss):.3f}: others count in it, of the {places} "
+        "with prompts and padding"
+    )
 
 
 def _pictures(parts: Assembly, played: Sequence[Trajectory], shown: Sequence[str]) -> Finding:

@@ -266,7 +266,7 @@ async def _check_episodes(parts: Assembly, found: _Found) -> None:
         if not usable:
             return
         found(_success_finding(usable, shown))
-        found(_token_identity(usable, requests))
+        found(_token_identity(parts, usable, requests))
         found(_control_words(parts, requests))
         for finding in check_learned(parts, usable):
             found(finding)
@@ -321,20 +321,38 @@ def _success_finding(played: Sequence[Trajectory], shown: Sequence[Trajectory]) 
     )
 
 
-def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]) -> Finding:
-    turns = 0
+def _token_identity(
+    parts: Assembly, played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]
+) -> Finding:
+    turns, what = 0, "token identity"
     for trajectory in played:
         ids: list[int] = []
         # the last reply may have been cut off by a limit of the run, and is no turn
-        fed = [request.prompt_ids for request in requests[trajectory.id]][: len(trajectory.turns)]
-        for turn, prompt in zip_longest(trajectory.turns, fed):
+        fed = requests[trajectory.id][: len(trajectory.turns)]
+        for turn, request in zip_longest(trajectory.turns, fed):
             ids = list(turn.context_ids) if turn.starts_segment else ids + list(turn.context_ids)
-            if prompt != tuple(ids):
-                where = f"turn {len(ids)} of {trajectory.id}"
-                return Finding("token identity", False, f"the recorded tokens are not what the engine was fed: {where}")
+            where = f"turn {len(ids)} of {trajectory.id}"
+            if request is None or request.prompt_ids != tuple(ids):
+                return Finding(what, False, f"the recorded tokens are not what the engine was fed: {where}")
+            if not turn.starts_segment and not _follows(parts, turn.context_ids, request):
+                problem = "what a reply is followed by is not what the chat template writes there"
+                return Finding(what, False, f"{problem}: {where}")
             ids += turn.response_ids
             turns += 1
-    return Finding("token identity", True, f"what is recorded is what the engine was fed, in {turns} turns")
+    again = "" if turns > len(played) else "; no episode had a second turn, so nothing was fed again"
+    return Finding(what, True, f"what is recorded is what the engine was fed, in {turns} turns{again}")
+
+
+def _follows(parts: Assembly, added: tuple[int, ...], request: GenerationRequest) -> bool:
+    """Return whether a rendering of the whole conversation ends with the tokens that were `added` behind a reply, which
+    an end token closes once: the reply's own, or the first of these."""
+    ends = parts.learner.policy.loaded.end_ids
+    try:
+        whole = parts.chat.whole(request.messages)
+    except ContractError:
+        return True  # what was said cannot be written by the template, and is never rendered whole
+    before = whole[-len(added) - 1]
+    return tuple(whole[-len(added) :]) == added and (before in ends) != (added[0] in ends)
 
 
 def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
