@@ -351,6 +351,8 @@ def _follows(parts: Assembly, added: tuple[int, ...], request: GenerationRequest
         whole = parts.chat.whole(request.messages)
     except ContractError:
         return True  # what was said cannot be written by the template, and is never rendered whole
+    if not set(ends) & set(whole):
+        return True  # a template that writes no end token
     before = whole[-len(added) - 1]
     return tuple(whole[-len(added) :]) == added and (before in ends) != (added[0] in ends)
 
