@@ -457,7 +457,7 @@ class AnyText(Page):
 
 
 PAGES: dict[str, Flaw] = {
-    "a variable of the page": Flaw(PageSaysSo, "devtools", {"episodes": 4}),
-    "a word in the address": Flaw(AddressSaysSo, "devtools", {"episodes": 4}),
-    "any text is sent": Flaw(AnyText, "judge", {"episodes": 4}),
+    "a variable of the page": Flaw(PageSaysSo, "devtools", {"episodes": 2}),
+    "a word in the address": Flaw(AddressSaysSo, "devtools", {"episodes": 2}),
+    "any text is sent": Flaw(AnyText, "judge", {"episodes": 2}),
 }
