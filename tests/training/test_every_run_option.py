@@ -22,7 +22,7 @@ from tests.config.test_every_key_is_read import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.config import ActorsConfig, CurriculumConfig, EvolveConfig, VerificationConfig
+from uirl.config import CurriculumConfig
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
 from uirl.inference.sglang.backends import engine_arguments as sglang_arguments
@@ -35,19 +35,9 @@ from uirl.types import Trajectory
 pytestmark = pytest.mark.slow
 
 ELSEWHERE = {
-    **dict.fromkeys(
-        (f"actors.{name}" for name in ActorsConfig.model_fields),
-        "tests/training/test_flow.py, test_asynchrony.py and channels/",
-    ),
-    "actors.processes": "tests/training/channels/test_runs.py plays whole runs in processes",
-    "actors.silence": "tests/workers/test_supervisor.py and tests/training/channels/test_runs.py freeze workers",
-    "actors.engines": "tests/inference/workers",
-    "actors.swap": "tests/inference/embedded/test_swap.py",
-    "actors.keep_cache": "tests/inference/embedded/test_swap.py",
-    **dict.fromkeys(
-        (f"algorithm.{name}" for name in ("step_credit", "step_right", "step_wrong", "step_certify")),
-        "tests/training/test_step_credit.py",
-    ),
+    "actors.": "tests/training/test_flow.py, test_asynchrony.py, test_assembly_pictures.py and channels/, "
+    "tests/workers/test_supervisor.py, tests/inference/workers and embedded/test_swap.py",
+    "algorithm.step_": "tests/training/test_step_credit.py",
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",
@@ -55,6 +45,7 @@ ELSEWHERE = {
     "environment.eval_tasks": "tests/training/tasks/test_task_sets.py",
     "environment.columns": "tests/training/tasks/test_rows.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
+    "evolve.": "tests/pipelines/test_evolve.py",
     "inference.sleep": "tests/training/test_sleep.py, tests/inference/vllm/test_sleep.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
     "logging.trackers": "tests/metrics/test_trackers.py; the package may be missing",
@@ -63,29 +54,10 @@ ELSEWHERE = {
     "training.optimizer": "tests/learner/test_adamw_8bit.py; the package may be missing",
     "model.device": "one machine has one device",
     "model.local_path": "tests/cli loads folders",
-    **dict.fromkeys(
-        (
-            f"ray.{name}"
-            for name in (
-                "use_ray",
-                "num_actors",
-                "address",
-                "actor_cpus",
-                "actor_resources",
-                "start_seconds",
-                "engine_cpus",
-                "engine_gpus",
-            )
-        ),
-        "tests/training/channels/test_ray.py, tests/inference/workers",
-    ),
-    "actors.pictures": "tests/training/test_assembly_pictures.py",
-    **dict.fromkeys(
-        (f"verification.{name}" for name in VerificationConfig.model_fields), "tests/verification/test_every_key.py"
-    ),
-    **dict.fromkeys((f"evolve.{name}" for name in EvolveConfig.model_fields), "tests/pipelines/test_evolve.py"),
+    "ray.": "tests/training/channels/test_ray.py, tests/inference/workers",
+    "verification.": "tests/verification/test_every_key.py",
 }
-"""Key -> who tries it, where this file cannot."""
+"""How keys begin -> who tries them, where this file cannot."""
 
 RUN = [
     "environment.name=guess_number",
@@ -172,9 +144,8 @@ OF_ENGINES = {
     "model.lora.r": ["vllm", "sglang"],
 }
 """Key -> backends that read it, beside or instead of the embedded one."""
-ONLY_REFUSED = {"inference.weights_dir", "model.attn_implementation", "logging.project"} | {
-    f"ray.{name}" for name in ("nnodes", "gpus_per_node")
-}
+FOR_VERL = {"ray.nnodes", "ray.gpus_per_node"}
+ONLY_REFUSED = {"inference.weights_dir", "model.attn_implementation", "logging.project", *FOR_VERL}
 """Keys that this machine can only see refused: another engine, a real checkpoint, a tracker or verl reads them."""
 
 
@@ -272,7 +243,8 @@ OF_BOTH = {
     *("inference.max_batch_size", "inference.kv_cache", "inference.max_context", "model.dtype", "model.lora.r"),
     "inference.kv_cache_gib",
 }
-OF_RUNS = sorted(set(leaves(ConfigStore)) - {*OF_CREDIT, *OF_OPTIMIZER, *ELSEWHERE} - (OF_ENGINES.keys() - OF_BOTH))
+OF_OTHERS = {key for key in leaves(ConfigStore) if key.startswith(tuple(ELSEWHERE))} - FOR_VERL
+OF_RUNS = sorted({*leaves(ConfigStore)} - {*OF_CREDIT, *OF_OPTIMIZER} - OF_OTHERS - (OF_ENGINES.keys() - OF_BOTH))
 
 
 @pytest.fixture(scope="module")
