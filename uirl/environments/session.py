@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,6 +58,8 @@ class EnvironmentSession:
         self._worker = Worker(f"environment-{type(env).__name__}")
         self._broken: str | None = None
         self._state = "new"  # new -> running -> done -> running ...; abandoned: a call may still run; closed
+        self.seconds = 0.0
+        """That the environment itself took in all calls that returned, on its thread or in what it awaited."""
 
     @property
     def broken(self) -> bool:
@@ -238,12 +241,19 @@ class EnvironmentSession:
 
     async def _answer(self, call: Callable[[], Any], on_thread: bool, read: _Read, where: str, limit: float) -> Any:
         def work() -> tuple[bool, Any]:
+            started = time.perf_counter()
             value = call()
+            self.seconds += time.perf_counter() - started
             waits = inspect.isawaitable(value)
             return waits, value if waits else read(value, where)
 
         waits, value = await self._worker.run(work, limit) if on_thread else contained(work)
-        return read(await within(value, limit), where) if waits else value
+        if not waits:
+            return value
+        started = time.perf_counter()
+        value = await within(value, limit)
+        self.seconds += time.perf_counter() - started
+        return read(value, where)
 
 
 def reset_arguments(env: BaseEnvironment, task: Task | None, seed: int | None) -> dict[str, Any]:

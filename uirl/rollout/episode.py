@@ -257,6 +257,7 @@ class Episode:
         self._parser, self._spec, self._images = parser, spec, images
         self._fed_as_learner = fed_as_learner
         self._started = time.perf_counter()
+        self._earlier = session.seconds
         self._max_turns = min(limits.max_turns, session.env.max_turns or limits.max_turns)
 
     async def begin(self) -> Observation:
@@ -277,9 +278,7 @@ class Episode:
         `response` and `context` are its tokens; without them the turn is a record that cannot be learned from.
         """
         action = self._parser.parse(text)
-        started = time.perf_counter()
         result = await self.session.step(action)
-        self.add("environment_seconds", time.perf_counter() - started)
         self.add("response_tokens", len(response.token_ids))
         self.add("parse_errors", float(action.parse_error is not None))
         self.record.turns.append(self._turn_of(action, result, response, context))
@@ -319,6 +318,7 @@ class Episode:
         """Return the record, with what stands there now and the numbers of the whole episode."""
         self.keep_final()
         self.record.metrics["seconds"] = time.perf_counter() - self._started
+        self.record.metrics["environment_seconds"] = self.session.seconds - self._earlier
         return self.record
 
     def keep_final(self) -> None:
