@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from uirl.errors import AlignmentError, OutOfMemory
 from uirl.images import ImageStore, Screenshot
+from uirl.inference.counters import Counters
 from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
 from uirl.inference.models.shared_prompts import (
@@ -235,9 +236,9 @@ class SampleBatches:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
+    def of(self, chosen: Sequence[int], *, scores: bool = True) -> Iterator[tuple[Batch, list[int]]]:
         """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`; of several processes,
-        for those of this one's part."""
+        for those of this one's part. `scores`: logits are made of their replies."""
         if self.ranks is not None:
             chosen = chosen[self.ranks.share([len(self.samples[i].token_ids) for i in chosen])]
         subset = [self.samples[i] for i in chosen]
@@ -245,7 +246,19 @@ class SampleBatches:
             members = [chosen[i] for i in group.members]
             self.room.rows, self.room.size = len(members), group.size
             self.room.width = max(len(subset[i].token_ids) for i in group.members)
+            pixels = self.loaded.pixels_read
             yield collate(self.loaded, [subset[i] for i in group.members], self.images, group.in_order), members
+            self._count(group, subset, self.loaded.pixels_read - pixels, scores=scores)
+
+    def _count(self, group: MicroBatch, samples: Sequence[Sample], pixels: int, *, scores: bool) -> None:
+        """Count what a pass over a micro-batch read."""
+        lengths = [len(sample.token_ids) for sample in samples]
+        families = group.families or [Family((index,), 0) for index in group.members]
+        kind, read = "learned" if torch.is_grad_enabled() else "scored", self.room.read
+        read.add(f"{kind}_tokens", sum(_tokens(family, lengths) for family in families))
+        read.add(f"{kind}_pairs", sum(_pairs(family, lengths) for family in families))
+        read.add(f"{kind}_replies", scores * sum(sum(samples[index].response_mask) for index in group.members))
+        read.add(f"{kind}_pixels", pixels)
 
     def results(self, attempt: Callable[[], T], kind: Any) -> list[T]:
         """Return what `attempt`, which makes passes over `of`, returned within the memory of each process, of the
@@ -475,6 +488,12 @@ def _tokens(family: Family, lengths: Sequence[int]) -> int:
     return family.prompt + sum(lengths[i] - family.prompt for i in family.members)
 
 
+def _pairs(family: Family, lengths: Sequence[int]) -> int:
+    """Return how many pairs of a token and one that it sees a pass over a family has."""
+    before = family.prompt * (family.prompt + 1) // 2
+    return before + sum((n * (n + 1)) // 2 - before for n in (lengths[i] for i in family.members))
+
+
 def _is_worth_it(family: Family, lengths: Sequence[int]) -> bool:
     return _tokens(family, lengths) <= WORTH_IT * sum(lengths[i] for i in family.members)
 
@@ -501,6 +520,9 @@ class MicroBatchRoom:
     """What it takes, in tokens: rows x width, or less where prompts are shared."""
     recompute: Callable[[], bool] | None = None
     """Lets activations be computed again in the backward pass; False: they are already, or cannot be."""
+    read: Counters = field(default_factory=Counters)
+    """What passes with a gradient ('learned_...') and without one ('scored_...') read: tokens, pairs of a token and one
+    that it sees, replies (their tokens), pixels (numbers of pictures that no earlier pass made features of)."""
 
     def within_memory(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` returns. Where memory runs out in it, halve the micro-batch and call it again, from its

@@ -99,7 +99,7 @@ def score_samples(
     final_values = list(torch.zeros(len(batches)).split(1))
 
     def score() -> None:
-        for batch, members in batches.of(range(len(batches))):
+        for batch, members in batches.of(range(len(batches)), scores=log_probs):
             scores = policy.log_probs_and_values(batch, temperature, log_probs=log_probs, values=values)
             counts = batch.response_mask.sum(1).tolist()
             if scores.log_probs is not None:

@@ -211,7 +211,8 @@ class ModelRunner:
         width, span = int(counts.max()), max(len(s.request.prompt_ids) for s in fed)
         begins = (width - counts)[:, None]
         valid = np.arange(width) >= begins
-        columns = np.where(valid, np.arange(width) - begins + np.array([s.cached for s in fed])[:, None], 0)
+        served = np.array([s.cached for s in fed])
+        columns = np.where(valid, np.arange(width) - begins + served[:, None], 0)
         ids = np.full((len(fed), width), self.loaded.end_ids[0])
         positions = np.zeros((self.loaded.axes, len(fed), width), np.int64)
         groups = np.zeros((len(fed), span), np.int64)
@@ -231,13 +232,20 @@ class ModelRunner:
         block = slice(fed[0].row, fed[-1].row + 1) if together else rows
         self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
         masks = self._spans.masks(at, span, torch.from_numpy(groups).to(device))
+        pixels = self.loaded.pixels_read
         logits = self._forward(ids, positions, masks, images)
         if len(fed) < len(admitted):
             logits = logits[self._share(fed, admitted)]
+        sampled = self._draw(admitted, BatchSampling([s.request.sampling for s in admitted], device), logits)
         self._counters.add("prefill_tokens", int(counts.sum()))
+        self._counters.add("prefill_pairs", int((counts * served + counts * (counts + 1) // 2).sum()))
+        self._counters.add("prefill_replies", len(fed))
+        self._counters.add("prefill_pixels", self.loaded.pixels_read - pixels)
         self._counters.add("reused_tokens", sum(s.reused for s in admitted))
+        self._counters.add("prefill_steps", 1)
+        # a draw waits for the device, so only behind it is the step over
         self._counters.add("prefill_seconds", time.perf_counter() - started)
-        return self._draw(admitted, BatchSampling([s.request.sampling for s in admitted], device), logits)
+        return sampled
 
     @torch.inference_mode()
     def decode(self, running: Sequence[SequenceState]) -> Sampled:
@@ -260,9 +268,13 @@ class ModelRunner:
         for sequence in running:
             sequence.cached += 1
             sequence.next_position += 1
+        sampled = self._draw(running, self._batch, logits)
         self._counters.add("decode_steps", 1)
+        self._counters.add("decode_tokens", n)
+        self._counters.add("decode_replies", n)
+        self._counters.add("decode_pairs", sum(s.cached for s in running))
         self._counters.add("decode_seconds", time.perf_counter() - started)
-        return self._draw(running, self._batch, logits)
+        return sampled
 
     def _share(self, fed: Sequence[SequenceState], admitted: Sequence[SequenceState]) -> list[int]:
         """Copy to each twin what was fed in its place; return which of the `fed` speaks for each of the `admitted`."""

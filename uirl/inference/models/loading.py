@@ -58,6 +58,8 @@ class LoadedModel:
     """What the vision side made of pictures. Copies with the same vision weights share it."""
     shares_prompts: bool | None = None
     """Whether it reads packed rows; None: nobody has tried (`prompts_can_be_shared`)."""
+    pixels_read: int = field(default=0, init=False)
+    """Numbers of pictures that were given to its vision side so far."""
     _vocabulary: int = field(default=0, init=False)
     """0: not looked up yet, which takes longer than to look at a reply."""
 
@@ -119,7 +121,9 @@ class LoadedModel:
     def pixel_inputs(self, images: Sequence[Screenshot]) -> dict[str, Tensor]:
         """Return keyword arguments of the forward for the pictures of a batch, in reading order: see
         `VisionInputs.forward_inputs`."""
-        return self.vision_for(images).forward_inputs(images, self.device, self.dtype) if images else {}
+        inputs = self.vision_for(images).forward_inputs(images, self.device, self.dtype) if images else {}
+        self.pixels_read += sum(tensor.numel() for tensor in inputs.values() if tensor.is_floating_point())
+        return inputs
 
     def forget_pictures(self, moment: float) -> None:
         """Drop what became of pictures that nobody asked for since `moment`, in seconds since 1970."""
