@@ -64,7 +64,7 @@ def settings(folder: Path, **training: Any) -> ConfigStore:
 
 def digits(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file without what a clock says."""
-    clocks = ("time", "tokens_per_second")
+    clocks = ("time", "tokens_per_second", "screenshots_per_second", "limit/")
     return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in read_metrics(path)]
 
 
@@ -109,7 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SUMMARY = """
 success_before success_before_interval success_after success_after_interval success_after_corrected
 judged_before judged_after evaluated held_out reward_before reward_after controls controls_metric episodes steps
-best train_seconds warm_start excluded ledger stopped_because seed algorithm model parameters
+best train_seconds warm_start excluded ledger stopped_because seed algorithm model parameters meter
 """
 
 

@@ -32,6 +32,7 @@ from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
 from uirl.training.plan import require_room, settle
 from uirl.training.record.ledger import LEDGER
+from uirl.training.record.meter import Meter
 from uirl.training.record.progress import doing, say, tell_step
 from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState, fold_row
@@ -120,6 +121,7 @@ class RLTrainer:
         self._channel: Channel | None = None
         """Of the `fit` under way."""
         self._learning = Learning(self._parts)
+        self._meter: Meter | None = None
         self.metrics_history: list[dict[str, Any]] = []
         """A row per epoch: its number, and means over those updates that have a metric; `policy_loss` may be None."""
 
@@ -230,6 +232,13 @@ class RLTrainer:
 
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
         """Take the run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
+        if self._meter is None:
+            actors, backend = self.config.actors, self.config.inference.backend
+            here = backend == "transformers" and not (actors.engines or actors.processes or self.config.ray.use_ray)
+            how = {"here": here, "ahead": actors.run_ahead}
+            self._meter = Meter(
+                self.learner.policy.loaded, self._parts.environment, **how
+            )  # nobody plays or learns yet
         await self._begin(channel)
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
@@ -253,6 +262,7 @@ class RLTrainer:
         begun = time.perf_counter()
         collection = await self._collect(flow)
         record, collected = self._open_record(), time.perf_counter()
+        self.learner.room.read.take()  # of what came before, such as a warm start
         with doing(f"update {self._state.step + 1}"):
             await self._parts.engine.sleep()  # where it is on the learner's GPU; the new weights wake it
             update = await self._learning.update(collection.learned, record.keeper(self._state.step + 1))
@@ -264,12 +274,16 @@ class RLTrainer:
         played, attempts = collection.played, collection.attempts
         self._state.add(played, attempts, collection.given_up)
         members = self._parts.tasks.members
-        row = row_of(played, update, self._parts.engine.stats(), attempts, collection.given_up, members)
+        engine = self._parts.engine.stats()
+        row = row_of(played, update, engine, attempts, collection.given_up, members)
         row |= flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
         row |= {"count/replaced_groups": collection.replaced, "time/record": time.perf_counter() - updated}
         row["time/collect"], row["time/update"] = collected - begun, updated - collected
+        assert self._meter is not None
+        recompute = self.learner.policy.gradient_checkpointing
+        row |= self._meter.row(played, row, engine | self.learner.room.read.take(), recompute=recompute)
         row["time/elapsed"] = elapsed + time.perf_counter() - begun
         return row
 
@@ -366,6 +380,8 @@ class RLTrainer:
         policy, training = self.learner.policy, self.config.training
         summary = summary_of(state, after, controls, reason=reason, training=training, policy=policy)
         summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
+        assert self._meter is not None
+        summary["meter"] = self._meter.summary(record.rows())
         record.finish(summary)
         tell(summary, state, after, record)
         return summary

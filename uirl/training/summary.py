@@ -11,6 +11,7 @@ from uirl.runtime.terminal import short
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.groups_with_signal import NO_SIGNAL
 from uirl.training.record.ledger import Ledger
+from uirl.training.record.meter import meter_words
 from uirl.training.record.progress import leave_board, percent, report_table, say
 from uirl.training.record.record import RunRecord
 from uirl.training.record.run_state import RunState
@@ -87,6 +88,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         **{f"control: {name}": measured(metric, value) for name, value in summary["controls"].items()},
         "reward": f"{_short(summary['reward_before'])} -> {_short(summary['reward_after'])}",
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
+        "time": meter_words(summary["meter"]),
         **excluded_rows({"training": training, "last evaluation": after.tally}),
         "ledger": state.ledger.words(),
         **curriculum_rows(summary.get("curriculum")),

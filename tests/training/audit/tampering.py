@@ -145,7 +145,7 @@ def in_metrics(run: Path, rng: random.Random) -> Change:
     )
 
 
-BEYOND_SUMMARY = {"controls", "train_seconds"}
+BEYOND_SUMMARY = {"controls", "train_seconds", "meter"}
 
 
 def in_summary(run: Path, rng: random.Random) -> Change:

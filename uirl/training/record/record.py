@@ -154,6 +154,10 @@ class RunRecord:
         assert self._logger is not None
         return self._logger.log(step, row, phase)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the numbers of all updates so far."""
+        return read_metrics(self.directory.metrics_path)
+
     def summary(self) -> dict[str, Any] | None:
         """Return what `finish` wrote; None: the run has not ended."""
         if not self.directory.summary_path.is_file():
@@ -165,7 +169,7 @@ class RunRecord:
         """Write the picture and the summary."""
         environment = self._config.environment.label
         title = f"{summary['model']} in {environment}, {summary['algorithm']}, seed {summary['seed']}"
-        rows = read_metrics(self.directory.metrics_path)
+        rows = self.rows()
         before, after = (
             {"episodes_total": episodes} | {f"eval/{name}": summary[f"{name}_{when}"] for name in ("success", "reward")}
             for episodes, when in ((0, "before"), (summary["episodes"], "after"))
