@@ -84,6 +84,10 @@ class Workload:
     prefill_rows: int
     bound: str | None
     """The key that bounds the width; None: nothing does, and texts are assumed to be short."""
+    turns: int = 1
+    """Of an episode, at most."""
+    segments: int = 1
+    """Sequences of an episode."""
 
     def __str__(self) -> str:
         width, height = self.picture
@@ -121,6 +125,8 @@ class Plan:
     """Episodes whose attention cache has room at once where this process samples: the others wait."""
     kept: Mapping[str, float]
     """What it keeps for good, in bytes: weights, gradients, optimiser, copies."""
+    reads: Mapping[str, float] = field(default_factory=dict)
+    """What engine and learner count in a step whose episodes are all as long as they may be: `MicroBatchRoom.read`."""
 
     @property
     def problems(self) -> list[str]:
@@ -206,7 +212,8 @@ def plan_of(
         weights = run.engine_weights()
         size, there = run.cache(share - weights)
         moments.append(Moment(where, SHARE, {WEIGHTS: weights, _of(CACHE, there, run.work): size}, share))
-    return Plan(model.loaded.name, model.shape.parameters, sum(run.trained), run.work, tuple(moments), held, states)
+    sizes = model.shape.parameters, sum(run.trained)
+    return Plan(model.loaded.name, *sizes, run.work, tuple(moments), held, states, run.reads())
 
 
 def _of(part: str, held: int, work: Workload) -> str:
@@ -287,6 +294,8 @@ class _Run:
             episodes=at_once,
             prefill_rows=min(at_once, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
             bound=bound if longest == limits[bound] else None,
+            turns=turns,
+            segments=len(segments),
         )
 
     def states(self, learners: int = 1) -> dict[str, float]:
@@ -313,6 +322,23 @@ class _Run:
             GRADIENTS: float(FP32 * (trained + sum(head))),
             BEFORE: FP32 * (trained + sum(head)) / learners if config.algorithm.max_update_kl is not None else 0.0,
         }
+
+    def reads(self) -> dict[str, float]:
+        """Return `Plan.reads`. Prompts that samples share count for each of them."""
+        work, training = self.work, self.config.training
+        replies, rows = work.turns * self.config.inference.max_tokens, training.batch_size * work.segments
+        said = min(training.batch_size * replies, rows * (work.longest - 1))
+        patch = 0.0 if self.vision is None else self.vision.merge**2 * self.vision.patch_numbers
+        pixels = {"pixels": rows * work.pictures * work.picture_tokens * patch}
+        once = pixels | {"tokens": rows * work.longest, "pairs": rows * work.longest * (work.longest + 1) / 2}
+        passes = (self.critic or training.old_log_probs == "recompute") + self.config.needs_reference
+        times = {"learned": training.update_epochs, "scored": passes, "prefill": 1}
+        out = {f"{kind}_{name}": count * number for kind, count in times.items() for name, number in once.items()}
+        out |= {f"{kind}_replies": times[kind] * said for kind in ("learned", "scored")}
+        out |= {"prefill_tokens": once["tokens"] - said, "decode_pairs": said * work.longest / 2}
+        out["prefill_steps"] = work.turns * math.ceil(training.batch_size / work.prefill_rows)
+        out["decode_steps"] = replies * math.ceil(training.batch_size / work.episodes)
+        return out | dict.fromkeys(("decode_tokens", "decode_replies"), said)
 
     def update(self, states: Mapping[str, float]) -> dict[str, float]:
         """Return the parts of an update when it holds most: on its way back through the last layers, with the logits or
@@ -428,6 +454,7 @@ def _trainable(loaded: LoadedModel, *, freeze_vision: bool) -> list[int]:
 def _adapters(settings: LoraConfig, loaded: LoadedModel) -> list[int]:
     """Return the numbers of each matrix of the adapters. Raises ConfigError where no layer is adapted."""
     out: list[int] = []
+    loaded.model.requires_grad_(False)
     for name in lora.target_modules(loaded.model, settings).weights:
         *experts, one, other = loaded.model.get_parameter(name).shape
         out += [settings.r * math.prod(experts) * one, settings.r * math.prod(experts) * other]
