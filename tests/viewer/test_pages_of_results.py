@@ -27,6 +27,14 @@ SUMMARY = {
     "steps": 3,
     "train_seconds": 95.0,
     "stopped_because": "all epochs are done",
+    "meter": {
+        "machine": {"device": "cpu, 2 threads", "precision": "float32", "operations": 9e10, "bytes": 1.5e10},
+        "screenshots_per_second": 80.5,
+        "parts": {
+            "waiting": {"seconds_per_step": 0.5, "share_of_time": 0.1},
+            "update": {"seconds_per_step": 4.5, "share_of_time": 0.9, "share_of_limit": 0.61},
+        },
+    },
 }
 
 
@@ -84,6 +92,17 @@ async def test_the_page_of_a_finished_run_begins_with_its_result(open_tab: OpenT
     assert [word for word in words if word not in said] == []
     assert await tab.ask("document.documentElement.scrollWidth") <= width
     assert await violations(tab) == []
+
+
+async def test_the_page_of_a_finished_run_says_where_its_time_went(tab: Tab) -> None:
+    await tab.goto("#/run/finished")
+    await tab.until("document.querySelector('.meter table')")
+    await tab.shows(".meter", "90 GFLOP/s in float32")
+    await tab.shows(".meter", "80.5 screenshots/s")
+    rows = await tab.ask(
+        "[...document.querySelectorAll('.meter tbody tr')].map((tr) => tr.innerText.split(/\\s*\\t\\s*/))"
+    )
+    assert rows == [["update", "4.5", "90 %", "61 %"], ["waiting", "0.5", "10 %", "–"]], "what was not measured is no 0"
 
 
 async def test_the_page_of_an_evaluation_says_its_result(tab: Tab) -> None:

@@ -11,7 +11,7 @@ import { go, href } from "../lib/router.js";
 import { Busy, Chip, Choice, Empty, Figure, Problem, Text } from "../parts/basic.js";
 import { Chart } from "../parts/chart.js";
 import { COLOURS } from "../parts/drawing.js";
-import { HeldOut, NotFinite, Result, State, stepOf } from "../parts/result.js";
+import { HeldOut, Meter, NotFinite, Result, State, stepOf } from "../parts/result.js";
 import { useRuns } from "./runs.js";
 
 const REST = "more";
@@ -286,6 +286,7 @@ export function Run({ keys: asked }) {
           ? html`<${Busy} what="Reading metrics" />`
           : html`<${Charts} charts=${charts} search=${search} none=${nothing(infos)} ...${shared} />`
       }
+      ${one && html`<${Meter} meter=${answers[0]?.summary?.meter} />`}
       ${one && answers.length === 1 && html`<${Papers} answer=${answers[0]} />`}
     </main>
   `;

@@ -128,6 +128,48 @@ function Recorded({ run }) {
   `;
 }
 
+/** What the parts of a run took of its time and reached of its machine's limit; nothing while it trains. */
+export function Meter({ meter }) {
+  const parts = Object.entries(meter?.parts ?? {}).sort((a, b) => b[1].share_of_time - a[1].share_of_time);
+  if (parts.length === 0) return null;
+  const { device, precision, operations, bytes } = meter.machine ?? {};
+  return html`
+    <section class="meter" aria-label="where the time went">
+      <h2>Where the time went</h2>
+      <p class="dim">
+        ${device} multiplies at ${number(operations / 1e9, 3)} GFLOP/s in ${precision} and reads
+        ${" "}${number(bytes / 1e9, 3)} GB/s: the limit, measured when the run began.
+        ${
+          typeof meter.screenshots_per_second === "number" &&
+          html`${" "}An environment made ${number(meter.screenshots_per_second, 3)} screenshots/s.`
+        }
+      </p>
+      <div class="scroll" tabindex="0" role="region" aria-label="parts of an update">
+        <table class="list">
+          <thead>
+            <tr>
+              <th scope="col">part</th>
+              <th scope="col" class="n">seconds of an update</th>
+              <th scope="col">share of the time</th>
+              <th scope="col">share of the limit</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${parts.map(([name, part]) => html`
+              <tr key=${name}>
+                <th scope="row">${name}</th>
+                <td class="n">${number(part.seconds_per_step, 3)}</td>
+                <td><${Share} value=${part.share_of_time} name=${`time of ${name}`} /></td>
+                <td><${Share} value=${part.share_of_limit} name=${`limit of ${name}`} /></td>
+              </tr>
+            `)}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  `;
+}
+
 /** What a run came to, at the top of its page; nothing while it trains. */
 export function Result({ run, summary }) {
   const recorded = run?.state === "recorded";
