@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from uirl.errors import AlignmentError, OutOfMemory
 from uirl.images import ImageStore, Screenshot
-from uirl.inference.counters import Counters
+from uirl.inference.base import Counters
 from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
 from uirl.inference.models.shared_prompts import (

@@ -121,7 +121,6 @@ class RLTrainer:
         self._channel: Channel | None = None
         """Of the `fit` under way."""
         self._learning = Learning(self._parts)
-        self._meter: Meter | None = None
         self.metrics_history: list[dict[str, Any]] = []
         """A row per epoch: its number, and means over those updates that have a metric; `policy_loss` may be None."""
 
@@ -232,13 +231,10 @@ class RLTrainer:
 
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
         """Take the run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
-        if self._meter is None:
-            actors, backend = self.config.actors, self.config.inference.backend
-            here = backend == "transformers" and not (actors.engines or actors.processes or self.config.ray.use_ray)
-            how = {"here": here, "ahead": actors.run_ahead}
-            self._meter = Meter(
-                self.learner.policy.loaded, self._parts.environment, **how
-            )  # nobody plays or learns yet
+        actors, backend = self.config.actors, self.config.inference.backend
+        here = backend == "transformers" and not (actors.engines or actors.processes or self.config.ray.use_ray)
+        loaded, environment = self.learner.policy.loaded, self._parts.environment
+        self._meter = Meter(loaded, environment, here=here, ahead=actors.run_ahead)  # nobody plays or learns yet
         await self._begin(channel)
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
@@ -281,7 +277,6 @@ class RLTrainer:
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
         row |= {"count/replaced_groups": collection.replaced, "time/record": time.perf_counter() - updated}
         row["time/collect"], row["time/update"] = collected - begun, updated - collected
-        assert self._meter is not None
         recompute = self.learner.policy.gradient_checkpointing
         row |= self._meter.row(played, row, engine | self.learner.room.read.take(), recompute=recompute)
         row["time/elapsed"] = elapsed + time.perf_counter() - begun
@@ -380,7 +375,6 @@ class RLTrainer:
         policy, training = self.learner.policy, self.config.training
         summary = summary_of(state, after, controls, reason=reason, training=training, policy=policy)
         summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
-        assert self._meter is not None
         summary["meter"] = self._meter.summary(record.rows())
         record.finish(summary)
         tell(summary, state, after, record)

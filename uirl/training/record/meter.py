@@ -9,6 +9,8 @@ Decoding reads all weights in every step, and the keys and values that a token s
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,14 +59,20 @@ class Machine:
 
 def measure(device: torch.device, dtype: torch.dtype, weights: float, seconds: float = SECONDS) -> Machine:
     """Return what a device does, with the threads that torch has here: products of matrices in `dtype`, and reading a
-    block as large as `weights` bytes. It draws no random numbers and takes 2 to 4 times `seconds`."""
+    block as large as `weights` bytes. It takes 2 to 4 times `seconds`, once in a process,
+    and draws no random numbers."""
+    return _measured(device, dtype, int(min(max(weights, LEAST), LARGEST)) // 4, seconds, torch.get_num_threads())
+
+
+@functools.cache
+def _measured(device: torch.device, dtype: torch.dtype, numbers: int, seconds: float, threads: int) -> Machine:
     side = SIDE.get(device.type, 4096)
     factor = torch.linspace(-1, 1, side * side, device=device).view(side, side).to(dtype)
     product = torch.empty_like(factor)
-    block = torch.ones(int(min(max(weights, LEAST), LARGEST)) // 4, device=device)
+    block = torch.ones(numbers, device=device)
     multiplying = _least(lambda: torch.mm(factor, factor, out=product), device, seconds)
     reading = _least(block.sum, device, seconds)
-    name = f"cpu, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    name = f"cpu, {threads} threads" if device.type == "cpu" else device.type
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
     return Machine(name, str(dtype).removeprefix("torch."), 2 * side**3 / multiplying, block.nbytes / reading)
 
@@ -186,9 +194,10 @@ class Meter:
         awaited = isinstance(environment, (ToolEnvironment, MixtureEnvironment))
         awaited = awaited or inspect.iscoroutinefunction(environment.step)
         self._alone = environment.runs_inline and not awaited
-        # what is packed into 4 bits has no weights to count
-        known = getattr(loaded.model, "hf_quantizer", None) is None
-        self._weights = Weights.of(loaded.model, loaded.dtype.itemsize) if known else None
+        self._weights = None
+        if getattr(loaded.model, "hf_quantizer", None) is None:  # what is packed into 4 bits has no weights to count
+            with contextlib.suppress(AttributeError):  # nor has a family that describes itself otherwise
+                self._weights = Weights.of(loaded.model, loaded.dtype.itemsize)
         self.machine = measure(loaded.device, loaded.dtype, self._weights.held if self._weights else LARGEST)
 
     def row(
