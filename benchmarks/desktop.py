@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from uirl.environments.desktop.environment import KEYPAD, DesktopEnvironment
-from uirl.environments.desktop.session import _tree
 from uirl.environments.desktop.tasks import table
 from uirl.images import screenshot
+from uirl.runtime.walls import tree
 from uirl.types import Action, Task
 
 STEPS = [
@@ -29,7 +29,7 @@ def proportional_memory(env: DesktopEnvironment) -> float:
     """Return the MB of a desktop's processes, of what they share their share."""
     assert env._desktop is not None
     total = 0
-    for process in _tree([process.pid for process in env._desktop._processes.values()]):
+    for process in (inner for one in env._desktop._processes.values() for inner in tree(one.pid)):
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             total += int(line.split()[1]) if line.startswith("Pss:") else 0
     return total / 1024
@@ -39,7 +39,9 @@ def processor_time(environments: list[DesktopEnvironment]) -> float:
     """Return the seconds of processor that this process and the running desktops took, on a busy machine too."""
     ticks = 0
     for env in environments:
-        for process in _tree([p.pid for p in env._desktop._processes.values()] if env._desktop is not None else []):
+        for process in (
+            inner for one in (env._desktop._processes.values() if env._desktop else ()) for inner in tree(one.pid)
+        ):
             told = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
             ticks += int(told[11]) + int(told[12])
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")

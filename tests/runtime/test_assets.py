@@ -6,14 +6,14 @@ import fnmatch
 import tomllib
 from pathlib import Path
 
-from uirl.environments.data_entry import page
+from uirl.environments.data_entry import environment
 from uirl.runtime.assets import read_asset
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_text_is_read_as_it_was_written() -> None:
-    text = read_asset(page.__file__, "page.html")
+    text = read_asset(environment.__file__, "page.html")
     assert text + "\n" == (ROOT / "uirl/environments/data_entry/page.html").read_text("utf-8")
     assert text.startswith("<!doctype html>")
 

@@ -114,15 +114,13 @@ def test_every_environment_that_comes_with_the_package_may_be_an_object(
     assert type(made) is type(environment)
 
 
-def test_a_copy_of_a_remote_environment_knows_the_servers_and_has_no_session_there() -> None:
+async def test_a_copy_of_a_remote_environment_knows_the_servers_and_has_no_session_there() -> None:
     environment = NativeRemoteEnvironment(urls=["http://one:1", "http://two:2"], fallback_urls=["http://three:3"])
-    taken = environment.pool.choose()
-    assert taken is not None
-    environment.pool.take_out(taken, "broken")
+    environment.pool.take_out(await environment.pool.take(), "broken")
     made = unpack(pack({"environment": environment}))["environment"].pool
     assert [(server.url, server.fallback) for server in made.servers] == [
         (server.url, server.fallback) for server in environment.pool.servers
     ]
     assert [server.active for server in made.servers] == [0, 0, 0]
     assert not any(server.why for server in made.servers)
-    assert made.choose() is not None
+    assert await made.take(timeout=1.0)
