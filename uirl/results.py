@@ -14,7 +14,7 @@ from uirl.types import Observation, StepResult
 RESET_SHAPES = "an observation or (observation, info)"
 STEP_SHAPES = (
     "(observation, reward, done, info), (observation, reward, terminated, truncated, info) or an object with "
-    "observation, reward, terminated and truncated, such as a uirl.types.StepResult"
+    "observation, reward, terminated, truncated and perhaps info, such as a uirl.types.StepResult"
 )
 LONGEST_TEXT = 1_000_000
 """Characters of an observation: a quarter of a million tokens or so. To count them takes seconds and gigabytes."""
@@ -38,8 +38,8 @@ def read_step(value: Any, where: str) -> StepResult:
     elif isinstance(value, tuple) and len(value) == 5:
         observation, reward, terminated, truncated, info = value
     elif not isinstance(value, tuple) and all(hasattr(value, name) for name in ("observation", "reward", "terminated")):
-        observation, reward, terminated, info = value.observation, value.reward, value.terminated, {}
-        truncated = getattr(value, "truncated", False)
+        observation, reward, terminated = value.observation, value.reward, value.terminated
+        truncated, info = getattr(value, "truncated", False), getattr(value, "info", {})
     else:
         got = f"a tuple of {len(value)}" if isinstance(value, tuple) else describe(value)
         raise EnvironmentFailure(f"{where} returned {got}; expected {STEP_SHAPES}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ def test_step_accepts_every_shape(make: Make, answer: Any, terminated: bool, tru
     assert (result.observation.text, result.reward) == ("next", 0.5)
     assert (result.terminated, result.truncated) == (terminated, truncated)
     assert (type(result.reward), type(result.terminated)) == (float, bool)
+
+
+def test_the_info_of_an_object_of_ones_own_is_read() -> None:
+    told = {"observation": Observation("next", info={"a": 1}), "reward": 1.0, "terminated": True, "truncated": False}
+    _, result = first_turn(Answers("start", SimpleNamespace(**told, info={"success": np.bool_(True)})))
+    assert result.observation.info == {"a": 1, "success": True}
+    with pytest.raises(EnvironmentFailure, match=r"None \(NoneType\) as info"):
+        first_turn(Answers("start", SimpleNamespace(**told, info=None)))
 
 
 @pytest.mark.parametrize("make", KINDS)
