@@ -113,5 +113,5 @@ class Watch:
             seconds = self._start[1] if self.began is None and self._start is not None else self._limit
             self.stopped = f"stopped: not finished after {seconds:g} s"
         elif self._look is not None and now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
             self.stopped = self._look()
+            self._next_look = time.monotonic() + LOOK_SECONDS  # a look may take longer than that
