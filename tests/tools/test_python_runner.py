@@ -8,6 +8,8 @@ import platform
 import resource
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import uirl
 from tests.tools.python_programs import PLENTY, run, state, wait_for
 from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.runtime.scratch import RAM_DISK
 from uirl.tools import PythonTool, ToolRegistry, python_runner
 from uirl.tools.sandbox.watch import MAX_OUTPUT_BYTES, Watch
 from uirl.types import ToolCall
@@ -115,6 +118,15 @@ def test_installed_packages_where_they_are_allowed() -> None:
         True,
         "[3.0, 12.0]",
     )
+
+
+def test_installed_packages_on_the_ram_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder:
+        (Path(folder) / "of_the_ram_disk.py").write_text("found = 7")
+        paths = {**sysconfig.get_paths(), "purelib": folder}
+        monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
+        registry = ToolRegistry([PythonTool(packages=True, wall_seconds=PLENTY)])
+        assert run(registry, "import of_the_ram_disk; of_the_ram_disk.found") == (True, "7")
 
 
 def test_network_where_it_is_allowed() -> None:

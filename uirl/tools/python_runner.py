@@ -315,7 +315,8 @@ def _command(tool: PythonTool, walls: Walls, folder: str, settings: dict[str, An
     python, _ = python_and_library()
     shared = ["--share-net"] if tool.allow_network else []
     command = bubblewrap(None, "--die-with-parent", "--uid", str(NOBODY), "--gid", str(NOBODY), *shared)
-    shown = [path for path in settings["readable"] if not path.startswith("/dev/")]
+    devices = [f"/dev/{name}" for name in _DEVICES]  # other paths there are folders, such as /dev/shm
+    shown = [path for path in settings["readable"] if path not in devices]
     command += showing([*shown, python, str(Path(_ROOT) / "uirl")], ("null", *_DEVICES))
     command += ["--size", str(tool.disk_mb << 20), "--tmpfs", folder, "--remount-ro", "/", "--chdir", folder]
     return [*command, "--", python, *boot]
