@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +226,18 @@ def test_walls_of_the_shell() -> None:
         assert "No such file" in tool.execute("cat x")
     finally:
         tool.close()
+
+
+def test_a_bubblewrap_outside_of_what_is_shown_is_not_looked_for_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # as an environment of Conda has one of its own
+        os.chmod(folder, 0o755)  # the sandbox is another user's
+        Path(folder, "bwrap").symlink_to(shutil.which("bwrap") or "")
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        tool = ShellTool()
+        try:
+            assert tool.execute("echo here") == "here"
+        finally:
+            tool.close()
 
 
 def test_nothing_is_left_of_a_process_that_is_killed() -> None:

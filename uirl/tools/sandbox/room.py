@@ -120,7 +120,8 @@ class Room:
         itself is gone; nothing within it can bring that about.
         """
         known = {"HOME": "/root", "LANG": "C.UTF-8", "TZ": "UTC", "TERM": "dumb", "PATH": PATH, **(environment or {})}
-        command = bubblewrap(known, *ALONE, "--uid", "0", "--gid", "0", "--hostname", "room")
+        _, *walls = bubblewrap(known, *ALONE, "--uid", "0", "--gid", "0", "--hostname", "room")
+        command = ["bwrap", *walls]  # the one that is found within
         command += ["--proc", "/proc", "--dir", "/dev", "--ro-bind", "/room/own/etc", "/etc"]
         command += showing(_SHOWN, _DEVICES)
         for inside, link in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
