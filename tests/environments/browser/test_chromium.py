@@ -91,6 +91,25 @@ async def test_a_page_that_nobody_waits_for_any_more_leaves_no_context(monkeypat
             await asyncio.sleep(0.01)
 
 
+async def test_a_clipboard_whose_opening_broke_off_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from playwright.async_api import Error
+    from playwright.async_api import Page as TheirPage
+
+    async def broken(*_: object) -> None:
+        raise Error("broken off")
+
+    browser = Chromium.shared()
+    for step in ("route", "goto"):
+        with monkeypatch.context() as patch:
+            patch.setattr(TheirPage, step, broken)
+            with pytest.raises(EnvironmentFailure, match="the clipboard: broken off"):
+                async with browser.clipboard("one"):
+                    pass
+    async with browser.clipboard("two"):
+        assert browser._clipboard.url == process._CLIPBOARD
+    assert await contexts(browser) == 1
+
+
 async def test_a_killed_driver_fails_its_pages_and_is_started_again() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(100, 100)

@@ -198,11 +198,12 @@ class Chromium:
             browser = await self._connected()
             async with _within(self.timeout, "the clipboard"):
                 if self._clipboard is None or self._clipboard.is_closed():
-                    self._clipboard = page = await browser.new_page(permissions=["clipboard-write"])
+                    self._clipboard = await browser.new_page(permissions=["clipboard-write"])
+                page = self._clipboard
+                if page.url != _CLIPBOARD:  # also where an earlier call broke off
                     await page.route(_CLIPBOARD, lambda route: route.fulfill(body="", content_type="text/html"))
-                if self._clipboard.url != _CLIPBOARD:
-                    await self._clipboard.goto(_CLIPBOARD)
-                await self._clipboard.evaluate("text => navigator.clipboard.writeText(text)", text)
+                    await page.goto(_CLIPBOARD)
+                await page.evaluate("text => navigator.clipboard.writeText(text)", text)
             yield
 
     async def _connected(self) -> Browser:
