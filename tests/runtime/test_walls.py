@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.tools.python_programs import state, wait_for
+from uirl.environments.desktop.session import Desktop
 from uirl.errors import EnvironmentFailure
 from uirl.runtime import walls
+from uirl.tools.sandbox.room import Room
 
 
 def test_a_process_is_ended_with_all_that_come_from_it() -> None:
@@ -36,6 +39,21 @@ def test_a_program_that_tells_nothing_is_not_waited_for_long() -> None:
     told, says = os.pipe()
     assert walls.number_told(told, 0.01) is None
     os.close(says)
+
+
+@pytest.mark.parametrize("start", [lambda: Desktop((64, 64), {}), lambda: Room((), memory_mb=64, disk_mb=16)])
+def test_a_sandbox_that_could_not_be_started_leaves_no_pipe_open(
+    start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_processes(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("uirl.tools.sandbox.room.NEEDED", ())
+    monkeypatch.setattr(subprocess, "Popen", out_of_processes)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(BlockingIOError):
+        start()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_trial_that_hangs_is_a_failure_and_no_reason_to_do_without_walls(

@@ -85,6 +85,20 @@ def owns_nothing() -> dict[str, Any]:
     return {"user": number, "group": number, "extra_groups": []} if os.getuid() == 0 else {}
 
 
+@contextlib.contextmanager
+def saying() -> Iterator[tuple[int, int]]:
+    """Yield the ends of a pipe for a program that is started meanwhile: one to hear, one to hand to it. The first is
+    closed where none could be started."""
+    told, said = os.pipe()
+    try:
+        yield told, said
+    except BaseException:
+        os.close(told)
+        raise
+    finally:
+        os.close(said)
+
+
 def number_told(pipe: int, seconds: float = START_SECONDS) -> int | None:
     """Return the number that a program writes into a pipe once it stands, and close the pipe; None: it ended, or took
     longer. bubblewrap (`--info-fd`) is heard out, as it ends where nobody reads on."""

@@ -21,7 +21,18 @@ from uirl.environments.desktop.x11 import Connection, DisplayLost, authority
 from uirl.errors import ConfigError
 from uirl.runtime.assets import read_asset
 from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
-from uirl.runtime.walls import ALONE, SYSTEM, bubblewrap, end_tree, entering, number_told, owns_nothing, showing, tree
+from uirl.runtime.walls import (
+    ALONE,
+    SYSTEM,
+    bubblewrap,
+    end_tree,
+    entering,
+    number_told,
+    owns_nothing,
+    saying,
+    showing,
+    tree,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -255,9 +266,8 @@ class Desktop:
 
     def _started(self, what: str, memory: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> int:
         """Run what writes a number into the descriptor that it is told as `_SAID`; return that number."""
-        told, said = os.pipe()
-        self._run(what, memory, [str(said) if part == _SAID else part for part in command], (said, *descriptors))
-        os.close(said)
+        with saying() as (told, said):
+            self._run(what, memory, [str(said) if part == _SAID else part for part in command], (said, *descriptors))
         number = number_told(told, START_LIMIT)
         if number is None:
             raise DisplayLost(f"{what} did not start within {START_LIMIT:g} s, or ended")

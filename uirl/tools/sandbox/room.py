@@ -28,6 +28,7 @@ from uirl.runtime.walls import (
     entering,
     number_told,
     owns_nothing,
+    saying,
     showing,
     tree,
 )
@@ -57,21 +58,20 @@ class Room:
         self._tops = tuple(dict.fromkeys(tops))
         self._memory = memory_mb << 20
         self._user = owns_nothing()
-        told, said = os.pipe()
         command = [*bubblewrap({}, "--uid", "0", "--gid", "0"), *showing(_SHOWN)]
         command += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp", "--dir", "/room"]
-        # It ends with its input, which is ours: also where this process is killed.
-        self._holder: subprocess.Popen[bytes] = subprocess.Popen(
-            [*command, "--info-fd", str(said), "--", "cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(said,),
-            cwd="/",
-            start_new_session=True,
-            **self._user,
-        )
-        os.close(said)
+        with saying() as (told, said):
+            # It ends with its input, which is ours: also where this process is killed.
+            self._holder: subprocess.Popen[bytes] = subprocess.Popen(
+                [*command, "--info-fd", str(said), "--", "cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(said,),
+                cwd="/",
+                start_new_session=True,
+                **self._user,
+            )
         try:
             inside = number_told(told)
             if inside is None:
