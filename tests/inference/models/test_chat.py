@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.inference.families import knowing
+from tests.inference.families import FAMILIES, knowing
 from tests.inference.pictures import picture
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message
@@ -44,6 +44,29 @@ def test_growing_equals_rendering_the_whole(lm: LoadedModel, template: str, syst
             break
         ids += chat.following(messages[-1:], after_end=True)
         assert ids == chat.whole(messages)
+
+
+@pytest.mark.parametrize("kind", ["swallows", "begins"])
+def test_what_follows_an_end_token_is_encoded_as_behind_one(lm: LoadedModel, kind: str) -> None:
+    """Phi-3's end token swallows a line end behind it; sentencepiece without `legacy` begins a text with a space."""
+    from tokenizers import AddedToken, pre_tokenizers
+
+    template = (
+        "{% for m in messages %}### {{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}### assistant\n{% endif %}"
+    )
+    if kind == "swallows":
+        tokenizer = copy.deepcopy(lm.tokenizer)
+        tokenizer.add_tokens([AddedToken("</s>", special=True, rstrip=True, normalized=False)])
+    else:
+        tokenizer = FAMILIES["mistral"].tokenizer()
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.chat_template = template
+    end = tokenizer.convert_tokens_to_ids("</s>")
+    chat = ChatRenderer(knowing(replace(lm, tokenizer=tokenizer, banned_ids=(), end_ids=(end,))))
+    said = [Message("user", "guess"), Message("assistant", "4"), Message("user", "higher")]
+    behind = chat.following(said[2:], after_end=True)
+    assert chat.whole(said)[-len(behind) - 1 :] == [end, *behind]
 
 
 def test_pictures_take_as_many_tokens_as_the_model_gives_them(vlm: LoadedModel) -> None:

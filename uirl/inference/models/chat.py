@@ -114,16 +114,19 @@ class ChatRenderer:
         if not self.incremental:
             raise ContractError("this chat template rewrites history; render the whole conversation instead")
         text = self._suffix(messages)
-        closing = self._closing(text)
-        if after_end and closing is not None:
-            text = text[closing[0] :]
-        return self._expand(text, [image for m in messages for image in m.images])
+        closing = self._closing(text) if after_end else None
+        ids = self._expand(text, [image for m in messages for image in m.images])
+        if closing is None:
+            return ids
+        # encoded with the end token before it, as in a whole conversation: some tokenizers begin a text with a space,
+        # and some tokens swallow white space behind them
+        return ids[ids.index(self._tokenizer.convert_tokens_to_ids(closing)) + 1 :]
 
     def closes(self, token: int, messages: Sequence[Message]) -> bool:
         """Return whether the last token of a reply is the end token that the template writes between a reply and
         `messages`: of several that a model knows, some end a reply and leave its message open."""
         closing = self._closing(self._suffix(messages))
-        return closing is not None and self._tokenizer.convert_tokens_to_ids(closing[1]) == token
+        return closing is not None and self._tokenizer.convert_tokens_to_ids(closing) == token
 
     def demonstration(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
         """Return the ids of a reply as the policy would have sampled it, with its end token.
@@ -263,14 +266,13 @@ class ChatRenderer:
             raise ContractError("the chat template does not keep an earlier reply as it was")
         return whole[at + len(history[-1].text) :]
 
-    def _closing(self, suffix: str) -> tuple[int, str] | None:
-        """Return (where the end of a reply ends, its end token) in what follows the text of a reply; None: it is none
-        of the model's end tokens."""
+    def _closing(self, suffix: str) -> str | None:
+        """Return the end token that ends a reply in what follows its text; None: it is none of the model's."""
         if suffix.startswith(self.end_text):
-            return len(self.end_text), self._end_word
+            return self._end_word
         ends = [(suffix.find(word), word) for word in self._end_words]
         at, word = min(((at, word) for at, word in ends if at >= 0), default=(0, ""))
-        return (at + len(word), word) if word and not suffix[:at].strip() else None
+        return word if word and not suffix[:at].strip() else None
 
     def _prove_incremental(self) -> tuple[str, bool]:
         """Return (text of the end token, whether what a message adds is independent of the history).
