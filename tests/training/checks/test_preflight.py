@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.inference.models.test_chat import with_template
 from tests.rollout.worlds import Countdown
 from tests.threads import left_since
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
+from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.learner import Learner
+from uirl.rollout.conversation import Context, ContextWindow, Conversation
 from uirl.training.checks.preflight import Finding, preflight, rounding_of, same_metrics
 from uirl.types import Observation
 
@@ -138,6 +141,50 @@ def test_a_reply_that_was_cut_off_is_no_error_of_the_tokens() -> None:
     for fed, fits in (([(1, 2), (1, 2, 3, 4)], True), ([(1, 2)], True), ([(1, 3)], False), ([], False)):
         requests: Any = {"a": [SimpleNamespace(prompt_ids=prompt) for prompt in fed]}
         assert PREFLIGHT._token_identity(parts, [episode], requests).ok == fits
+
+
+BODY = "{% if m.role != 'assistant' %}<|im_start|>{{ m.content }}<|im_end|>[INST]{% else %}{{ m.content }}"
+SEAMS = {
+    "its end alone": ("<|im_end|>", ""),
+    "a mark before it": ("<|begin_of_text|><|im_end|>", ""),  # Command R7B and A
+    "white space before it": ("\n<|im_end|>", ""),
+    "the next begins with one": ("<|im_end|>", "<|im_end|>"),  # of tokenizers with one token for both
+    "two": ("<|im_end|></s>", ""),
+    "one only at the last": ("{% if loop.last %}<|im_end|>{% endif %}", ""),
+    "none of an empty one": ("{% if m.content %}<|im_end|>{% endif %}", ""),
+}
+"""What ends a reply -> how a template writes that, and what begins the next message."""
+
+
+@pytest.mark.parametrize("how", SEAMS)
+def test_what_follows_a_reply_is_named_where_a_rendering_shows_it(how: str, lm: LoadedModel) -> None:
+    after, before = SEAMS[how]
+    template = f"{{% for m in messages %}}{BODY.replace('<|im_start|>', before + '<|im_start|>')}"
+    chat = ChatRenderer(with_template(lm, template + after + "{% endif %}{% endfor %}"))
+    assert chat.incremental
+    parts: Any = SimpleNamespace(chat=chat, learner=SimpleNamespace(policy=SimpleNamespace(loaded=chat._loaded)))
+    end = chat._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for text in ("ok", "a\n", "a  ", "", "<think>\nx\n</think>"):
+        for ends in ([end], [], [chat._tokenizer.convert_tokens_to_ids("</s>")]):
+            ids = [*chat.controls.encode(text), *ends]
+            talk = Conversation(chat, ContextWindow())
+            talk.add(Message("user", "one"))
+            talk.context()
+            talk.reply(ids, text, ended=bool(ends))
+            talk.add(Message("user", "two"))
+            context = talk.context()
+
+            def follows(added: tuple[int, ...], context: Context = context) -> bool:
+                begun = context.prompt_ids[: len(context.prompt_ids) - len(context.new_ids)]
+                request: Any = SimpleNamespace(messages=context.messages, prompt_ids=begun + added)
+                return bool(PREFLIGHT._follows(parts, added, request))
+
+            sound = context.new_ids
+            assert follows(sound)
+            if text == "ok" and not before and "last" not in how:
+                start = sound.index(chat._tokenizer.convert_tokens_to_ids("<|im_start|>"))
+                assert not follows(sound[:start] + sound[start + 1 :])
+                assert not follows((end, *sound) if end in ends else sound[sound.index(end) + 1 :])
 
 
 WEIGHTS = 134_515_008

@@ -25,6 +25,7 @@ from uirl.rollout.players import Order
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.success import is_silent, settle_outcomes
+from uirl.thoughts import split_thought
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
@@ -344,17 +345,25 @@ def _token_identity(
 
 
 def _follows(parts: Assembly, added: tuple[int, ...], request: GenerationRequest) -> bool:
-    """Return whether a rendering of the whole conversation ends with the tokens that were `added` behind a reply, which
-    an end token closes once: the reply's own, or the first of these."""
-    ends = parts.learner.policy.loaded.end_ids
+    """Return whether a rendering of the whole conversation has behind a reply the tokens that were `added` there, and
+    one end token between the two: the reply's own, or the first of these. True where a rendering cannot tell."""
+    chat, ends = parts.chat, parts.learner.policy.loaded.end_ids
+    at = max((i for i, message in enumerate(request.messages) if message.role == "assistant"), default=-1)
     try:
-        whole = parts.chat.whole(request.messages)
-    except ContractError:
-        return True  # what was said cannot be written by the template, and is never rendered whole
-    if not set(ends) & set(whole):
-        return True  # a template that writes no end token
-    before = whole[-len(added) - 1]
-    return tuple(whole[-len(added) :]) == added and (before in ends) != (added[0] in ends)
+        whole = tuple(chat.whole(request.messages))
+        closing = {token for token in ends if chat.closes(token, request.messages[at + 1 :])}
+    except UirlError:
+        return True  # what the policy said cannot be written by the template, and is never rendered whole
+    if not closing or not split_thought(request.messages[at].text)[1].strip():
+        return True  # no end token is written there; some templates leave out a reply without words
+    reply = request.prompt_ids[: len(request.prompt_ids) - len(added)]
+    if reply[-1:] and reply[-1] in closing:
+        return whole[-len(added) - 1 :] == (reply[-1], *added)
+    # letters of the reply may merge with what stands before the end token, and with nothing behind it
+    end = next((i for i, token in enumerate(added) if token in closing), None)
+    if end is None or whole[end - len(added) :] != added[end:]:
+        return False
+    return end < len(chat.controls.encode(chat.end_text)) or not chat.decode(added[:end]).strip()
 
 
 def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
