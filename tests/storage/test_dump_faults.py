@@ -12,6 +12,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,30 @@ def test_what_is_broken_is_named(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=told.replace("[", r"\[")):
         check_dump(tmp_path / "1.jsonl")
+
+
+@pytest.mark.parametrize("folder", ["val", "validation_data", "Eval-0", "evaluations"])
+def test_what_was_played_to_validate_is_no_training(folder: str, tmp_path: Path) -> None:
+    questions = written(tmp_path, [{"question": "what is 99 + 1?"}], "held.jsonl")
+    written(tmp_path, verl(), "rollouts/1.jsonl")
+    row = verl(1)[0]
+    written(tmp_path, [row | {"input": row["input"].replace("0 + 1", "99 + 1")}], f"{folder}/1.jsonl")
+    report = check_dump(tmp_path, questions)
+    assert (len(report.replies), report.shown) == (64, {})
+    assert check_dump(tmp_path / folder, questions).shown
+
+
+def test_a_question_is_found_where_no_line_begins_with_its_header(tmp_path: Path) -> None:
+    row = verl(1)[0] | {"input": "system\n\nYou add.user\n\nwhat is 3 + 1?assistant\n\n"}  # Llama 3
+    held_out = written(tmp_path, [{"question": "what is 3 + 1?"}], "held.jsonl")
+    assert check_dump(written(tmp_path, [row], "1.jsonl"), held_out).shown
+
+
+def test_white_space_is_read_once() -> None:
+    started = time.perf_counter()
+    assert dumps.question_of("a\nuser\nq" + " " * 300_000 + "x\nassistant\n<think>\n") == "q x"
+    assert dumps.question_of("a" + "\n" * 300_000 + "user\nq") == "q"
+    assert time.perf_counter() - started < 5  # it was a matter of minutes
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,10 @@ FORMATS = {
 """Format -> columns that tell it."""
 EXPECTED = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in FORMATS.items())
 _FILES = re.compile(r"completions_\d+\.parquet|(?:train_rollouts|traces)\.jsonl|\d+\.jsonl")
+_EVALUATION = re.compile(r"(?:e?val|evals|valid|validation|evaluations?)(?![a-z]).*", re.IGNORECASE)
+_USER, _GLUED = re.compile(r"^[ \t]*user[ \t\r]*\n", re.MULTILINE), re.compile(r"user\n\n")
+"""What stands before a question in a prompt without its special tokens; Llama 3 begins no line with it."""
+_HEADER = re.compile(r"(?:assistant|model)(?:\s*<think>)?$")
 _QUESTION = ("question", "prompt", "goal", "input", "problem", "query", "instruction")
 Id = Annotated[int, Meta(ge=0, lt=2**31)]
 
@@ -99,7 +103,10 @@ def read_dump(path: Path) -> Iterator[Reply]:
     """
     files = [path] if path.is_file() else sorted(_files(path), key=lambda one: (len(str(one)), str(one)))
     if not files:
-        raise ConfigError(f"{path} holds no file of a dump; expected completions_N.parquet, N.jsonl or traces.jsonl")
+        raise ConfigError(
+            f"{path} holds no file of a dump; expected completions_N.parquet, N.jsonl or traces.jsonl, "
+            "outside of folders of evaluations"
+        )
     for file in files:
         before, run = None, 0
         for place, row in read_lines(file, file.name if file == path else str(file.relative_to(path))):
@@ -112,7 +119,7 @@ def read_dump(path: Path) -> Iterator[Reply]:
                 run, before = run + (row["prompt"] != before), row["prompt"]
                 yield _of_trl(place, row, (str(file), str(run)))
             elif form == "verl":
-                group, solution = (str(file), str(row["input"])), json.dumps(row.get("gts"), sort_keys=True)
+                group, solution = (str(file), str(row["input"])), json.dumps(row.get("gts"), default=str)
                 numbers = _number(row["score"]), _number(row.get("advantage"))
                 yield Reply(place, form, group, question_of(row["input"]), *numbers, solution)
             else:
@@ -122,7 +129,8 @@ def read_dump(path: Path) -> Iterator[Reply]:
 def _files(folder: Path) -> list[Path]:
     """Return the files of a run: of prime-rl's two records what is learned from, and what was evaluated never."""
     found = [one for one in folder.rglob("*") if _FILES.fullmatch(one.name) and not leads_out(one, folder)]
-    found = [one for one in found if one.is_file() and "eval" not in one.relative_to(folder).parts]
+    played = [one for one in found if not any(map(_EVALUATION.fullmatch, one.relative_to(folder).parts[:-1]))]
+    found = [one for one in played if one.is_file()]
     return [one for one in found if one.parent.name == "effective"] or found
 
 
@@ -199,6 +207,6 @@ def question_of(value: Any) -> str:
         value = asked[-1] if asked else ""
         parts = value if isinstance(value, list) else []
         value = "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict)) or value
-    elif isinstance(value, str) and (parts := re.split(r"(?:^|\n)\s*user\s*\n", value))[1:]:
-        value = re.sub(r"\s*(?:assistant|model)\s*(?:<think>\s*)?$", "", parts[-1])
+    elif isinstance(value, str) and (parts := _USER.split(value)[1:] or _GLUED.split(value)[1:]):
+        value = _HEADER.sub("", parts[-1].rstrip())
     return " ".join(value.split()) if isinstance(value, str) else ""
