@@ -421,6 +421,23 @@ def test_what_is_broken_is_named(text: str, told: str, tmp_path: Path) -> None:
         check_dump(tmp_path / "1.jsonl")
 
 
+def test_stop_strings_in_any_form_end_replies(tmp_path: Path) -> None:
+    for sampling in ({"stop": "</answer>"}, {"extra_body": {"stop_token_ids": [5]}}):
+        rows = recorded()
+        end_not_there(rows)
+        for row in rows:
+            for call in row["calls"]:
+                call["sampling"] = sampling
+        assert not check_dump(written(tmp_path, rows)).shown
+
+
+def test_a_question_that_begins_with_a_token_twice_is_no_second_beginning(tmp_path: Path) -> None:
+    rows = recorded()
+    for i, row in enumerate(rows):  # prompts without a template: 11 + 5, 23 + 5
+        row["nodes"][0]["token_ids"][:3] = [20 + i, 20 + i, 40]
+    assert not check_dump(written(tmp_path, rows)).shown
+
+
 @pytest.mark.parametrize("folder", ["val", "validation_data", "Eval-0", "evaluations"])
 def test_what_was_played_to_validate_is_no_training(folder: str, tmp_path: Path) -> None:
     questions = written(tmp_path, [{"question": "what is 99 + 1?"}], "held.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import statistics
 from array import array
 from collections import Counter
@@ -45,8 +46,11 @@ ENDS, FEW = 4, 3
 GAP, SLOPE, CLEAR = 0.3, 0.2, 0.9
 """Mean |engine - trainer| in nats that neither rounding nor a few steps of staleness explain; how far the slope may be
 from 1 where the correlation is `CLEAR`."""
-MOST, MOST_WAITING, LOWEST = 100_000, 100, -1e6
-"""Rollouts that are read, messages in a row without tokens of their own, and the least that is a log-prob."""
+MOST, MOST_TOKENS, MOST_WAITING, LOWEST = 100_000, 1_000_000, 100, -1e6
+"""Rollouts that are read, tokens whose log-probs are compared, messages in a row without tokens of their own, and the
+least that is a log-prob."""
+_STOPS = re.compile(r'"stop(?:_token_ids)?": \[?["\d]')
+"""Ends of a reply that are no end token."""
 
 
 class DumpReport:
@@ -118,6 +122,8 @@ class _Tokens:
         self.report = report
         self.last: dict[str, list[tuple[str, int]]] = {"stop": [], "tool_calls": [], "length": []}
         """Why replies ended -> where, and their last token."""
+        self.begins: list[tuple[str, int, str]] = []
+        """Of each prompt where it stands, its first token, and what tells that it begins twice."""
         self.engine, self.trainer = array("d"), array("d")
         self.pictures: set[int] = set()
         self.colours: list[str] = []
@@ -131,9 +137,10 @@ class _Tokens:
             if len(node.token_ids) > 2 and node.parent is None:
                 first, second, third = node.token_ids[:3]
                 twice = first == second != third and str(first) not in trace.mm_token_type_id_map
-                self.report.look("double bos", place, f"the prompt begins {node.token_ids[:3]}" if twice else "")
+                self.begins.append((place, first, f"the prompt begins {node.token_ids[:3]}" if twice else ""))
             for a, b in zip(node.logprobs, node.trainer_logprobs or (), strict=False):
-                if a is not None and b is not None and LOWEST < a <= 0 and LOWEST < b <= 0:
+                given = a is not None and b is not None and LOWEST < a <= 0 and LOWEST < b <= 0
+                if given and len(self.engine) < MOST_TOKENS:
                     self.engine.append(a)
                     self.trainer.append(b)
             self._pictures(node.message)
@@ -141,7 +148,7 @@ class _Tokens:
         self._history(place, trace)
         for call in trace.calls:
             node = trace.nodes[call.node] if call.node is not None and call.node < len(trace.nodes) else None
-            if node is None or not node.token_ids or '"stop": ["' in json.dumps([call.sampling, trace.agent]):
+            if node is None or not node.token_ids or _STOPS.search(json.dumps([call.sampling, trace.agent])):
                 continue
             where = f"{place}, node {call.node}"
             self.last.setdefault(str(call.finish_reason), []).append((where, node.token_ids[-1]))
@@ -214,6 +221,10 @@ class _Tokens:
 
     def finish(self) -> None:
         """Look at what all traces show together."""
+        firsts = Counter(first for _, first, _ in self.begins)
+        for place, first, problem in self.begins if len(self.begins) > 1 else ():
+            # 11 + 5 begins twice too, where nothing stands before a question
+            self.report.look("double bos", place, problem if 2 * firsts[first] > len(self.begins) else "")
         if self.colours:
             blank = len(self.colours) > 1 and len({*self.colours, "several"}) == 2 and "several" not in self.colours
             problem = f"every picture has one colour, {self.colours[0]}" if blank else ""
