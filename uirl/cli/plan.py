@@ -58,11 +58,14 @@ def _tell_seconds(settled: Settled, plan: Plan, model: Described, like: str | No
     import torch
 
     from uirl.inference.models.precision import DTYPES, device_of, dtype_of
-    from uirl.training.record.meter import Machine, Weights, longest_step, measure, seconds_like
+    from uirl.training.record.meter import Machine, longest_step, measure, seconds_like, weights_of
 
     config, work, threads = settled.config, plan.workload, torch.get_num_threads()
     dtype, recompute = DTYPES[dtype_of(config.model)], bool(config.model.gradient_checkpointing)
-    weights = Weights.of(model.loaded.model, dtype.itemsize)
+    weights = weights_of(model.loaded.model, dtype.itemsize) if config.model.quantization is None else None
+    if weights is None:
+        print("how long a step takes cannot be said of this model: its weights cannot be counted")
+        return
     torch.set_num_threads(config.training.threads or threads)
     try:
         machine = measure(device_of(config.model.device), dtype, weights.held, 0.5)

@@ -145,6 +145,16 @@ def test_a_plan_says_how_long_a_step_takes(run: Path, capsys: pytest.CaptureFixt
         assert "a summary.json without a meter" in capsys.readouterr().err
 
 
+def test_a_plan_without_countable_weights_says_no_seconds(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Weights, "of", lambda model, itemsize: model.no_such_part)
+    assert main(["plan", str(run / "config.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "cannot be said of this model" in printed
+    assert "at the limit" not in printed
+
+
 def test_a_run_of_pictures_says_how_fast_they_come(tmp_path: Path) -> None:
     config = load_config(
         Path(__file__).parents[3] / "configs" / "screen.yaml",

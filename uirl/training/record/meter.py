@@ -176,6 +176,15 @@ class Weights:
         return machine.seconds(self.forward(read, kind), moved)
 
 
+def weights_of(model: Any, itemsize: int) -> Weights | None:
+    """Return `Weights.of` a model; None: it has no weights to count, since it is packed into 4 bits or describes itself
+    as no other family does."""
+    if getattr(model, "hf_quantizer", None) is None:
+        with contextlib.suppress(AttributeError):
+            return Weights.of(model, itemsize)
+    return None
+
+
 def _chosen(text: Any) -> int:
     return getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or 1
 
@@ -194,10 +203,7 @@ class Meter:
         awaited = isinstance(environment, (ToolEnvironment, MixtureEnvironment))
         awaited = awaited or inspect.iscoroutinefunction(environment.step)
         self._alone = environment.runs_inline and not awaited
-        self._weights = None
-        if getattr(loaded.model, "hf_quantizer", None) is None:  # what is packed into 4 bits has no weights to count
-            with contextlib.suppress(AttributeError):  # nor has a family that describes itself otherwise
-                self._weights = Weights.of(loaded.model, loaded.dtype.itemsize)
+        self._weights = weights_of(loaded.model, loaded.dtype.itemsize)
         self.machine = measure(loaded.device, loaded.dtype, self._weights.held if self._weights else LARGEST)
 
     def row(
