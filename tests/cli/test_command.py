@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -20,13 +21,15 @@ from uirl.cli.imports import make_importable
 from uirl.cli.main import command_parser, main
 from uirl.config.stored import override_stored
 from uirl.environments import ENVIRONMENTS
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, StorageError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, load_policy, save_checkpoint
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.evaluation.measure import free_record, measure
 from uirl.training.record.tally import Tally
 from uirl.training.tasks.task_sets import stored_tasks
+
+MEASURE = importlib.import_module("uirl.training.evaluation.measure")
 
 
 def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +117,23 @@ def test_an_evaluation_that_cannot_be_is_refused_before_it_is_played_and_leaves_
     assert json.loads((tmp_path / "new/folder/report.json").read_text())["episodes"] == 2
     assert main([*words, "-", "--record", "runs/evaluations/hf.sqlite"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_two_evaluations_that_begin_at_once_never_share_a_record(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "episodes.sqlite"
+    load = MEASURE.policy_at
+
+    def meanwhile(*args: Any) -> Policy:
+        """Load the policy, while another evaluation, which found the same name free, begins to write."""
+        TrajectoryStore(record).close()
+        return load(*args)
+
+    monkeypatch.setattr(MEASURE, "policy_at", meanwhile)
+    with pytest.raises(StorageError, match="exists already; choose another file"):
+        measure(whole, episodes=2, record=record)
+    assert record.exists(), "what the other one writes stays"
 
 
 @pytest.mark.parametrize("to", ["-", None])

@@ -56,8 +56,7 @@ def measure(
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
     if record is not None:
         record = Path(record).absolute()  # the environment may go to another folder
-        if record.exists():
-            raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
+        _require_free(record)
     path = saved_as(Path(path))
     folder, stored = locate(path)
     config = override_stored(stored, overrides, run_of(path) or path)
@@ -110,6 +109,7 @@ def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[Tra
     if record is None:
         yield None
         return
+    _require_free(record)  # another evaluation may have begun while the model was loaded
     store = TrajectoryStore(record, origin=origin)
     try:
         yield store
@@ -118,6 +118,11 @@ def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[Tra
         store.close()
         if empty:  # of an evaluation that did not begin
             Path(record).unlink()
+
+
+def _require_free(record: str | Path) -> None:
+    if Path(record).exists():
+        raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
 
 
 def free_record(path: Path) -> Path:
