@@ -48,6 +48,9 @@ async def test_a_failure_tells_what_was_asked_what_came_back_and_what_to_do(serv
     server.faults += [Answer("out of memory", 503)] * 3
     with pytest.raises(EngineFailure, match=r"after 3 tries: 503 .*'out of memory'.*server's own log"):
         await client.post("/x", {})
+    server.faults += [Answer("out of memory", 503)]
+    with pytest.raises(ServerFailure, match="after 1 try"):  # what may not happen twice, such as loading an adapter
+        await client.post("/x", {}, retries=0)
     again = pickle.loads(pickle.dumps(ServerFailure("lost")))
     assert str(again) == "lost"
 
