@@ -118,10 +118,11 @@ def test_the_history_holds_means_over_the_rows_of_an_epoch_that_have_a_metric() 
     counts: dict[str, int] = {}
     for row in ({"success": 1.0, "loss": 4.0}, {"success": None}, {"success": 0.0, "loss": 1.0}):
         counts = fold_row(history, counts, {"epoch": 0, "reward": 3.0} | row)
-    fold_row(history, counts, {"epoch": 1, "success": 1.0})
+    for success in (1.0, 0.0):
+        counts = fold_row(history, counts, {"epoch": 1, "success": success})
     assert history == [
         {"epoch": 0, "updates": 3, "policy_loss": None, "success": 0.5, "loss": 2.5, "reward": 3.0},
-        {"epoch": 1, "updates": 1, "policy_loss": None, "success": 1.0},
+        {"epoch": 1, "updates": 2, "policy_loss": None, "success": 0.5},
     ]
 
 
