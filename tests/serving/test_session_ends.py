@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -153,6 +154,14 @@ async def test_an_end_without_calls_and_a_reward_that_is_none(endpoint: ModelEnd
     await ask(client_of(session), [user("hi")])
     record = session.finish(float("nan"))
     assert (record.failure.kind, record.stop_reason) == ("judge", "failure")
+
+
+async def test_a_reward_by_place_is_never_taken_for_a_success(endpoint: ModelEndpoint) -> None:
+    session = endpoint.session()
+    end: Any = session.end
+    with pytest.raises(TypeError):
+        end(1.0)  # what it took before
+    assert session.open
 
 
 async def test_the_score_of_a_verdict_is_the_reward(endpoint: ModelEndpoint) -> None:

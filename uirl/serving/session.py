@@ -112,13 +112,15 @@ class AgentSession:
         mistake of the program a call ran into.
         """
         value = verdict.score if reward is None and verdict is not None else reward
-        record = self.end(success, verdict, reward_fn if value is None else lambda _: value)
+        judge = reward_fn if value is None else lambda _: value
+        record = self.end(success=success, verdict=verdict, reward_fn=judge)
         if self.error is not None:
             raise self.error
         return record
 
     def end(
         self,
+        *,
         success: bool | None = None,
         verdict: Verdict | None = None,
         reward_fn: Callable[[Trajectory], float] | None = None,
