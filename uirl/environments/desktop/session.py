@@ -21,18 +21,7 @@ from uirl.environments.desktop.x11 import Connection, DisplayLost, authority
 from uirl.errors import ConfigError
 from uirl.runtime.assets import read_asset
 from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
-from uirl.runtime.walls import (
-    ALONE,
-    SYSTEM,
-    bubblewrap,
-    end_tree,
-    entering,
-    number_told,
-    owns_nothing,
-    saying,
-    showing,
-    tree,
-)
+from uirl.runtime.walls import SYSTEM, bubblewrap, end_tree, entering, number_told, owns_nothing, saying, showing, tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -219,7 +208,7 @@ class Desktop:
             for path in (folder, folder / "x", folder / "fb", folder / "authority"):
                 os.chown(path, self.user["user"], self.user["group"])
         command = bubblewrap(
-            {"PATH": "/usr/bin"}, *ALONE, "--uid", "0", "--gid", "0", "--dev", "/dev", "--tmpfs", "/tmp"
+            {"PATH": "/usr/bin"}, "--die-with-parent", "--uid", "0", "--gid", "0", "--dev", "/dev", "--tmpfs", "/tmp"
         )
         command += [*showing(SYSTEM), "--ro-bind", str(folder / "authority"), "/authority"]
         command += ["--bind", str(folder / "x"), "/tmp/.X11-unix", "--bind", str(folder / "fb"), "/fb", "--"]
