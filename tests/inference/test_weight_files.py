@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +15,10 @@ from safetensors.torch import load_file
 from tests.conftest import tiny_model
 from uirl.config import LoraConfig, ModelConfig
 from uirl.errors import ContractError, StorageError
-from uirl.inference import weight_files
+from uirl.inference import weight_files, workers
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.weight_files import WeightFiles
+from uirl.inference.workers import RayStore
 from uirl.learner import Policy
 from uirl.learner.lora import peft_config, peft_weights
 from uirl.runtime import scratch
@@ -44,6 +48,29 @@ def test_large_weights_come_in_several_files(lm: LoadedModel, tmp_path: Path, mo
     largest = max(p.nbytes for p in lm.model.parameters())
     assert all(path.stat().st_size < max(100_000, largest) + 20_000 for path in shards)
     assert sum(t.nbytes for t in read(folder).values()) == sum(p.nbytes for p in lm.model.parameters())
+
+
+@pytest.mark.parametrize("where", ["files", "store"])
+def test_weights_that_are_made_on_the_way_are_held_a_file_at_a_time(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 4000)
+    alive: list[int] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def merged() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(32):
+            tensor = torch.full((250,), float(number))
+            made.append(weakref.ref(tensor))
+            alive.append(sum(one() is not None for one in made))
+            yield f"w{number}", tensor
+
+    if where == "files":
+        assert len(read(WeightFiles(tmp_path).write_snapshot(merged(), 1, None).folder)) == 32
+    else:
+        monkeypatch.setattr(workers, "import_ray", lambda: SimpleNamespace(put=len))
+        assert RayStore().write_snapshot(merged(), 1, None).references == [4] * 8
+    assert max(alive) <= 6, "four that go together, the next one and the one that it is made from"
 
 
 def test_tied_weights_may_be_given_twice(lm: LoadedModel, tmp_path: Path) -> None:

@@ -152,13 +152,15 @@ def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def shards_of(weights: Weights) -> Iterator[dict[str, Tensor]]:
-    """Yield weights by name, so many at a time that they take at most `SHARD_BYTES`, or one; at least one shard."""
+    """Yield weights by name, so many at a time that they take at most `SHARD_BYTES`, or one; at least one shard. Each
+    is emptied before the next is filled: weights may be made on the way, and two shards of them may be too much."""
     shard: dict[str, Tensor] = {}
     held = 0
     for name, tensor in weights:
         if shard and held + tensor.nbytes > SHARD_BYTES:
             yield shard
-            shard, held = {}, 0
+            shard.clear()
+            held = 0
         shard[name] = tensor
         held += tensor.nbytes
     yield shard

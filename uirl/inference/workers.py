@@ -313,26 +313,32 @@ class RayStore:
 
     def write_snapshot(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> StoredWeights:
         """Put weights into the store, in shards. Raises StorageError where it has no room."""
-        ray = import_ray()
-        references: list[Any] = []
-        for tensors in shards_of(weights):
-            shard: Shard = {}
-            for name, tensor in tensors.items():
-                plain = tensor.detach().cpu().contiguous()
-                raw = plain.reshape(-1).view(torch.uint8).numpy()
-                shard[name] = (str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw)
-            try:
-                references.append(ray.put(shard))
-            except (ray.exceptions.RayError, OSError, ValueError) as error:
-                size = sum(raw.nbytes for _, _, raw in shard.values())
-                raise StorageError(
-                    f"cannot put {size / 1e9:.2f} GB of weights into Ray's store of objects: {error}; start Ray with a "
-                    "larger one (`ray start --object-store-memory`)"
-                ) from error
+        # made on a GPU or not, they wait in main memory for the others of their shard
+        plain = ((name, tensor.detach().cpu().contiguous()) for name, tensor in weights)
+        references = [self._put(tensors) for tensors in shards_of(plain)]
         return StoredWeights(references, version, adapter)
 
     def close(self) -> None:
         """Nothing: what is in the store goes with the last reference to it."""
+
+    def _put(self, tensors: Mapping[str, Tensor]) -> Any:
+        ray = import_ray()
+        shard: Shard = {
+            name: (
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+                tensor.reshape(-1).view(torch.uint8).numpy(),
+            )
+            for name, tensor in tensors.items()
+        }
+        try:
+            return ray.put(shard)
+        except (ray.exceptions.RayError, OSError, ValueError) as error:
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            raise StorageError(
+                f"cannot put {size / 1e9:.2f} GB of weights into Ray's store of objects: {error}; start Ray with a "
+                "larger one (`ray start --object-store-memory`)"
+            ) from error
 
 
 def tensors_of(shard: Shard) -> Iterator[tuple[str, Tensor]]:
