@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -210,7 +211,8 @@ def test_walls_of_the_shell() -> None:
         assert "No space" in tool.execute("head -c 64M /dev/zero > big; rm big")
         assert "CapEff:\t0000000000000000" in tool.execute("cat /proc/self/status; unshare -U true")
         assert "status" in tool.execute("unshare -U true")
-        tool.execute(":(){ :|:& };:; true")
+        with contextlib.suppress(ToolError):  # the shell itself may find no room for a process, and wait for it
+            tool.execute(":(){ :|:& };:; true")
         for script, why in (("sleep 60", "time was over"), ("yes", "bytes of output")):
             with pytest.raises(ToolError, match=why):
                 tool.execute(script)
