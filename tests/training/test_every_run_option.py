@@ -208,7 +208,7 @@ def files_of(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not re.search(r"time|seconds|per_second", k)}
+    return {k: v for k, v in row.items() if not re.search(r"time|seconds|per_second|^limit/", k)}
 
 
 def episodes_of(path: Path) -> Any:
