@@ -298,8 +298,8 @@ def test_every_environment_is_tried() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_choice_of_an_option_is_tried(name: str) -> None:
-    fields = environment_class(name).options_class.model_fields
     for option, one in CASES[name].items():
+        fields = environment_class(name).options_class.model_fields
         default, hint = fields[option].default, fields[option].annotation
         choices = get_args(hint) if get_origin(hint) is Literal else (True, False) if hint is bool else ()
         assert default not in one.values, option
