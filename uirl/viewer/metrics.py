@@ -354,7 +354,7 @@ _CHARTS = (
     _Chart("Ledger, why not trained", "episodes", r"ledger/(?:dropped|failed)/.*"),
     _Chart("Time of an update", "s", r"time/(?:collect|update|publish|record|save|evaluate)", kind="stack"),
     _Chart("Time inside of it", "s", r"time/(?!elapsed).*"),
-    _Chart("Share of this machine's limit", "share", r"limit/.*"),
+    _Chart("Share of what the machine gave at the start", "share", r"limit/.*"),
     _Chart("Tokens per second", "tokens/s", r".*tokens_per_second"),
     _Chart("Screenshots per second of an environment", "1/s", r"screenshots_per_second"),
     _Chart("Failures", "episodes", r"failures?/.*|count/failed_.*|count/failures?/.*|eval/failed.*"),

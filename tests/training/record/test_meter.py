@@ -111,7 +111,7 @@ def test_the_line_names_the_largest_part_first() -> None:
         for name, (time, limit) in shares.items()
     }
     assert meter_words({"parts": parts}) == (
-        "decode 70 % of the time, at 3.4 % of this machine's limit; update 25 %, at 62 %; waiting 5 %"
+        "decode 70 % of the time, at 3.4 % of what the machine gave at the start; update 25 %, at 62 %; waiting 5 %"
     )
 
 

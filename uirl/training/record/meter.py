@@ -259,8 +259,8 @@ class Meter:
 
 
 def meter_words(meter: Mapping[str, Any]) -> str:
-    """Return 'update 41 % of the time, at 61 % of this machine's limit; decode 30 %, at 5 %; waiting 4 %'."""
-    out, of_time, of_limit = [], " of the time", " of this machine's limit"
+    """Return 'update 41 % of the time, at 61 % of what the machine gave at the start; decode 30 %, at 5 %'."""
+    out, of_time, of_limit = [], " of the time", " of what the machine gave at the start"
     for name, part in sorted(meter["parts"].items(), key=lambda each: -each[1]["share_of_time"]):
         text, of_time = f"{name} {100 * part['share_of_time']:.2g} %{of_time}", ""
         if "share_of_limit" in part:

@@ -138,7 +138,8 @@ export function Meter({ meter }) {
       <h2>Where the time went</h2>
       <p class="dim">
         ${device} multiplies at ${number(operations / 1e9, 3)} GFLOP/s in ${precision} and reads
-        ${" "}${number(bytes / 1e9, 3)} GB/s: the limit, measured when the run began.
+        ${" "}${number(bytes / 1e9, 3)} GB/s, as measured when the run began: less than the machine
+        can do where other programs ran.
         ${
           typeof meter.screenshots_per_second === "number" &&
           html`${" "}An environment made ${number(meter.screenshots_per_second, 3)} screenshots/s.`
